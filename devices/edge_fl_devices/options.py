@@ -140,10 +140,10 @@ def stop_on_signal(runner: Runner) -> None:
         signal.signal(number, stop)
 
 
-def log_warnings() -> None:
-    """Log warnings to stderr; under `--quiet` only errors."""
+def log_warnings(handler: logging.Handler | None = None) -> None:
+    """Log warnings to stderr, or with `handler`; under `--quiet` only errors."""
     level = logging.ERROR if is_quiet() else logging.WARNING
-    handler = logging.StreamHandler()
+    handler = handler or logging.StreamHandler()
     handler.setLevel(level)  # the agent's own log takes more (`edge_fl_devices.remote.log_file`)
     logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
 

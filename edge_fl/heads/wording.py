@@ -20,6 +20,7 @@ from edge_fl.heads.probability_calibration import LEAST_MEASURED, Calibration
 NOT_MEASURED = "not measured yet"
 COUNTED = "scenes"
 """What an accuracy is measured on."""
+NO_SCENE = f"0 of {LEAST_MEASURED} {COUNTED}: a class counts from its second scene on"
 NOT_PERSONAL = "fleet's head, not personal yet"
 WITH_LABELS = "fleet's head with own labels"
 OWN = "own head (the fleet's contradicts these labels)"
@@ -35,13 +36,14 @@ class MeasuredAccuracy(NamedTuple):
     """An accuracy on `n` scenes, None if it is not measured; of the fleet's head on the same ones, None without one.
 
     Of a full device `n` are test images. effective: how many scenes that all count alike would be as certain
-    (`edge_fl.data.grouping.effective`).
+    (`edge_fl.data.grouping.effective`). is_reported: the device said on how many scenes.
     """
 
     accuracy: float | None
     n: int
     fleet: float | None = None
     effective: float = 0.0
+    is_reported: bool = False
 
     @classmethod
     def of(cls, accuracy: float | None, n: int, fleet: float | None, effective: float | None = None) -> Self:
@@ -65,7 +67,7 @@ class MeasuredAccuracy(NamedTuple):
             int(found.get(metrics.TEST_SAMPLES, 0)),
             found.get(metrics.FLEET),
             found.get(metrics.TEST_EFFECTIVE),
-        )
+        )._replace(is_reported=metrics.TEST_SAMPLES in found)
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -93,7 +95,7 @@ class MeasuredAccuracy(NamedTuple):
         if self.accuracy is None:
             if 0 < self.n < LEAST_MEASURED:
                 return f"{NOT_MEASURED} ({self.n} of {LEAST_MEASURED} {COUNTED})"
-            return NOT_MEASURED
+            return NOT_MEASURED + (f" ({NO_SCENE})" if self.is_reported and not self.n else "")
         of = f" of {self.n:,} {COUNTED}" if self.n else ""
         reach = f"90 % interval {self.range}" if self.range else ""
         rest = "; ".join(filter(None, (reach, self.gain)))

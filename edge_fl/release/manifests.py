@@ -91,6 +91,10 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+NO_RUN = "none"
+"""The run of a release that no run trained; its round is 0."""
+
+
 class Entry(Struct, frozen=True):
     """A release in the signed metadata: the manifest as JSON text, and its position in the order of publication.
 

@@ -80,7 +80,9 @@ def test_an_error_of_edge_fl_prints_one_line_and_returns_its_exit_code(
 
 def test_an_interrupt_prints_a_line_and_returns_130(capsys) -> None:
     assert cli._run(app_with(raising(KeyboardInterrupt())), ["go"]) == 130
-    assert capsys.readouterr() == ("", "edge-fl: interrupted\n")
+    assert capsys.readouterr() == ("", "edge-fl: stopped by Ctrl-C\n")
+    assert cli._run(app_with(raising(Terminated())), ["go"]) == 143
+    assert capsys.readouterr() == ("", "edge-fl: stopped by SIGTERM\n")
 
 
 @pytest.mark.parametrize(

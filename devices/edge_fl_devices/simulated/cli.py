@@ -17,6 +17,7 @@ from edge_fl.console.output import Format, is_quiet, print_status, show_table
 from edge_fl.console.tables import Column
 from edge_fl.errors import ConfigError
 from edge_fl.files.paths import text
+from edge_fl.logs import GroupedLines
 from edge_fl.options import (
     CONNECTION,
     DATA,
@@ -193,7 +194,7 @@ def up(
     if faults:
         plugins.allow_working_folder()
         inject = plugins.imported(faults, "--faults", ConfigError)
-    log_warnings()
+    log_warnings(GroupedLines())
     worker = full_worker() if trains else None
     print_status(
         f"{head_only + trains} devices, {trains} of them full, on {simulated.data.dataset}; broker {endpoint}"

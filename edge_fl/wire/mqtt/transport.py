@@ -97,6 +97,9 @@ class MqttTransport(Transport):
         self._window = limits.max_inflight
         self._sending = self._closed = self._ended = self._awaited = False
 
+        self._passing = (
+            session_expiry_s == 0
+        )  # a client for one question, whose owner reports what comes of it
         self._spread_s = 0.0
         self._state, self._attempts = State.WAITING, 0
         self._online_since = math.inf
@@ -154,8 +157,9 @@ class MqttTransport(Transport):
                 f"broker {self.endpoint} does not accept {self.client_id!r}: {self._failure}", "not connected"
             )
         if self._state is not State.ONLINE:
+            accepts = "" if self._passing else f" accepts {self.client_id!r}"
             raise ConnectError(
-                f"no MQTT broker at {self.endpoint} accepts {self.client_id!r}: {self._failure} (tried for {deadline_s:g} s);"
+                f"no MQTT broker at {self.endpoint}{accepts}: {self._failure} (tried for {deadline_s:g} s);"
                 " start one with 'edge-fl broker up' or give another host and port"
             )
 
@@ -274,7 +278,7 @@ class MqttTransport(Transport):
         if was_online:
             self._emit(Disconnected(self._failure, planned=self._failure in PLANNED))
         else:
-            level = logging.WARNING if is_new else logging.DEBUG
+            level = logging.WARNING if is_new and not self._passing else logging.DEBUG
             log.log(level, "%s: %s: %s; trying again", self.client_id, self.endpoint, self._failure)
 
     def _end(self, *, clean: bool) -> None:

@@ -15,6 +15,9 @@ _BECAUSE = re.compile(r"because of (\w+)")
 BLOCKED = STANDING != ""
 HEAD_ONLY = (devices.c.capability["tier"].as_string() == "head") & ~BLOCKED
 """Devices that receive releases."""
+STATUS = case((devices.c.revoked, "revoked"), else_=devices.c.status)
+"""The status of a device; a revoked one's connection says nothing about the device."""
+LOST = "connection lost without notice (power, network or memory); it connects again by itself"
 OUTLIER = devices.c.outlier_score >= 1
 DRIFT = func.coalesce(devices.c.capability["drift"].as_float(), 0.0)
 GROUPS: dict[str, ColumnElement[bool]] = {
@@ -41,8 +44,8 @@ ONLY: dict[str, ColumnElement[bool]] = {
 
 def by_status(db: Database, fleet: str) -> dict[str, int]:
     """The number of devices by status, without removed ones."""
-    query = select(devices.c.status, func.count()).where(of_fleet(fleet)).group_by(devices.c.status)
-    return db.pairs(query.order_by(devices.c.status))
+    query = select(STATUS, func.count()).where(of_fleet(fleet)).group_by(STATUS)
+    return db.pairs(query.order_by(STATUS))
 
 
 def needing_attention(db: Database, fleet: str) -> dict[str, int]:

@@ -125,6 +125,7 @@ def run(
 
     # These import torch: invalid settings are reported before.
     from edge_fl_server import services
+    from edge_fl_server.orchestrate import ending
     from edge_fl_server.orchestrate import run as orchestrator
 
     plugins.allow_working_folder()
@@ -135,6 +136,8 @@ def run(
             chosen, runs, access=access, takeover=takeover, resume=resume, track=trackers
         )
         services.finished(results)
+        for line in ending.lines(results, access):
+            print_status(line)
         if outcome.exhausted:
             raise outcome.exhausted
         print(results.path)

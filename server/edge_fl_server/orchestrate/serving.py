@@ -114,7 +114,9 @@ class FleetServer:
                 ):
                     run = self._unfinished_run()  # its server is online before it is in the registry
                     who = f"server {boot}" + (f" of run {run}" if run else "")
-                    reason = f"{fleet}: handed over to {who}, as planned" if lost else f"{fleet}: {who} is online"
+                    reason = (
+                        f"{fleet}: handed over to {who}, as planned" if lost else f"{fleet}: {who} is online"
+                    )
                     missed = False
                 elif run and not missed:
                     reason, missed = f"run {run} has not ended; its server is offline and may return", True

@@ -15,7 +15,7 @@ from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, case, func
 
 from edge_fl.console.units import NOTHING, ago, escape, number, positive, share
 from edge_fl.heads import wording
-from edge_fl.heads.wording import NOT_MEASURED, MeasuredAccuracy
+from edge_fl.heads.wording import MeasuredAccuracy
 from edge_fl.metrics import EPSILON, FLEET, OWN_WEIGHT, TEST_EFFECTIVE, TEST_SAMPLES
 from edge_fl_console.dashboard import standing
 from edge_fl_console.dashboard.live import Address, PageBoard, update
@@ -36,7 +36,7 @@ from edge_fl_console.dashboard.parts import (
 from edge_fl_server import selectors
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.registered_devices import STANDING, of_fleet
-from edge_fl_server.registry.tables import devices, reports
+from edge_fl_server.registry.tables import devices, reports, why_blocked
 from edge_fl_server.selectors import SelectorError
 
 PER_PAGE = 50
@@ -90,6 +90,7 @@ class FleetRow(Struct, frozen=True):
     fit_labels: int = 0
     own_weight: float = 0.0
     fit_after: float | None = None
+    fit_scenes: float | None = None
     labels: float = 0.0
     effective: float | None = None
     fleet_after: float | None = None
@@ -98,7 +99,7 @@ class FleetRow(Struct, frozen=True):
     def measured(self) -> MeasuredAccuracy:
         """The accuracy of the newest head, or of a full device's newest model, with what it was measured on."""
         if self.fitted and self.tier != "full" and self.fit_after is None:
-            return MeasuredAccuracy(None, 0)
+            return MeasuredAccuracy(None, int(self.fit_scenes or 0), is_reported=self.fit_scenes is not None)
         return MeasuredAccuracy.of(self.after, int(self.labels), self.fleet_after, self.effective)
 
 
@@ -193,6 +194,7 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         "attention": standing.ATTENTION,
         "fitted": func.coalesce(of_newest_head(reports.c.head), ""),
         "fit_labels": func.coalesce(of_newest_head(reports.c.samples), 0),
+        "fit_scenes": of_newest_head(reports.c.metrics[TEST_SAMPLES].as_float()),
         "fit_after": of_newest_head(reports.c.after),
         "own_weight": func.coalesce(of_newest_head(reports.c.metrics[OWN_WEIGHT].as_float()), 0.0),
         "labels": func.coalesce(of_measured(TEST_SAMPLES), 0.0),
@@ -218,7 +220,7 @@ def _filters(query: FleetQuery) -> list[ColumnElement[bool]]:
     if query.only in standing.ONLY:
         filters.append(standing.ONLY[query.only])
     if query.status:
-        filters.append(devices.c.status == query.status)
+        filters.append(query.status == standing.STATUS)
     if query.tier:
         filters.append(devices.c.capability["tier"].as_string() == query.tier)
     return filters
@@ -230,33 +232,32 @@ def _named(value: str) -> str:
 
 def _status(row: FleetRow) -> str:
     busy = f' <span class="quiet">{escape(row.activity)}</span>' if row.activity not in ("", "idle") else ""
-    standing = f' <span class="tag bad">{row.standing}</span>' if row.standing else ""
-    return f"{word(row.status)}{busy}{standing}"
+    tag = f' <span class="tag bad">{row.standing}</span>' if row.standing else ""
+    return tag if row.standing == "revoked" else f"{word(row.status)}{busy}{tag}"
 
 
 def message(row: FleetRow) -> str:
     """Why the device needs attention, and what to do; "" if it does not."""
-    parts = []
+    parts = [standing.quarantined(why_blocked(row.device, row.standing, row.quarantine))]
     if row.standing == "revoked":
-        parts.append(f"certificate revoked; for a new one: edge-fl fleet enrol {row.device}")
-    if row.standing == "quarantined":
-        parts.append(standing.quarantined(row.quarantine))
+        return parts[0]
     if row.status == "lost":
-        parts.append("connection lost; it reconnects by itself")
+        parts.append(standing.LOST)
     if row.why:
         parts.append(standing.alerted(row.why))
     if row.outlier_score >= 1:
         parts.append("its newest update differs strongly from the others'")
     if row.drift:
         parts.append("its images have changed since its head was fitted")
-    return "; ".join(parts)
+    return "; ".join(filter(None, parts))
 
 
 def _accuracy(row: FleetRow) -> str:
     """The accuracy with what it was measured on."""
     found = row.measured
     if found.accuracy is None:
-        return f'<span class="quiet">{NOT_MEASURED}</span>' if row.fitted else NOTHING
+        words = found.words if row.fitted or row.after is not None else NOTHING
+        return f'<span class="quiet">{escape(words)}</span>'
     n = f"n = {number(found.n)}" if found.n else ""
     rest = ", ".join(filter(None, (n, found.range)))
     return share(found.accuracy) + (f' <span class="quiet">({rest})</span>' if rest else "")

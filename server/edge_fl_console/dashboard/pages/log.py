@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Select, Text, case, cast, func, literal, s
 
 from edge_fl.console.units import clock, escape
 from edge_fl.failures import SIGNATURE
+from edge_fl.release.manifests import NO_RUN
 from edge_fl_console.dashboard import standing
 from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.parts import TOGGLE, PageColumn, device_link, empty, heading, run_link, word
@@ -58,7 +59,10 @@ def _parts(fleet: str) -> list[Select[Any]]:
     ended = started & (run.ended_at != "") & (run.state != "failed")
     quarantined = (device.fleet == fleet) & (device.quarantine != "")
     revoked = (device.fleet == fleet) & device.revoked
-    published = _text("published, from round ", release.round, " of ", release.run)
+    published = case(
+        (release.run == NO_RUN, literal("published; no run trained it")),
+        else_=_text("published, from round ", release.round, " of ", release.run),
+    )
     back = rollout.release < rollout.previous
     what = case(
         (rollout.state == "rolled_back", _returned(rollout.release, rollout.previous)),

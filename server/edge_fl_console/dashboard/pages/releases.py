@@ -8,6 +8,7 @@ from nicegui import ui
 from sqlalchemy import case, func, select
 
 from edge_fl.console.units import NOTHING, clock, escape, mean, number, positive, share, size
+from edge_fl.release.manifests import NO_RUN
 from edge_fl_console.dashboard import standing
 from edge_fl_console.dashboard.actions import command_words
 from edge_fl_console.dashboard.live import Address, PageBoard
@@ -23,7 +24,7 @@ from edge_fl_console.dashboard.parts import (
     run_link,
     word,
 )
-from edge_fl_server.registry import Database, audit, fleets, registered_reports, rollouts
+from edge_fl_server.registry import Database, audit, fleets, registered_reports, rollouts, runs
 from edge_fl_server.registry.fleets import Presence
 from edge_fl_server.registry.registered_devices import of_fleet
 from edge_fl_server.registry.tables import ReleaseRecord, RolloutRecord, devices, reports
@@ -62,7 +63,8 @@ class ReleaseRow(Struct, frozen=True):
     """One release and the number of devices that run it, also as a part of all head-only devices.
 
     `startable`: a roll-out of it may start; `served`: the fleet serves it; `older`: than the one that it serves; `replaces`: the release
-    that its first roll-out replaced (0: none); `rolled_back`: a roll-back left it, and it was not rolled out again.
+    that its first roll-out replaced (0: none); `rolled_back`: a roll-back left it, and it was not rolled out again; `run_known`:
+    the run that trained it is in this registry.
     """
 
     record: ReleaseRecord
@@ -74,6 +76,7 @@ class ReleaseRow(Struct, frozen=True):
     older: bool
     replaces: int
     rolled_back: bool = False
+    run_known: bool = False
 
 
 class RolloutRow(Struct, frozen=True):
@@ -116,6 +119,7 @@ def read(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
     replaces = {record.release: record.previous for record in recent if record.previous}
     back = 0 if current else rollouts.previous_release(db, fleet, served)
     server, left = fleets.presence(db, fleet), rollouts.rolled_back(recent)
+    known = {run.run for run in runs.listed(db, fleet)}
     usable = current is None and (kept is not None or server.online)
     rows = {
         record.release: ReleaseRow(
@@ -128,6 +132,7 @@ def read(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
             older=record.release < served,
             replaces=replaces.get(record.release, 0),
             rolled_back=record.release in left,
+            run_known=record.run in known,
         )
         for record in rollouts.releases_of(db, fleet)[:NEWEST]
     }
@@ -246,7 +251,10 @@ def _compared(row: ReleaseRow) -> str:
 
 
 def _origin(row: ReleaseRow) -> str:
-    return f"{run_link(row.record.run)}, round {row.record.round:,}"
+    if row.record.run == NO_RUN:
+        return '<span class="quiet">no run</span>'
+    run = run_link(row.record.run) if row.run_known else escape(row.record.run)
+    return f"{run}, round {row.record.round:,}"
 
 
 def _start(row: ReleaseRow) -> str:

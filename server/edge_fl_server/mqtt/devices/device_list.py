@@ -19,7 +19,7 @@ from edge_fl.fields import Tier
 from edge_fl.fleet.remote_settings import DesiredSettings
 from edge_fl.fleet.tags import Tags
 from edge_fl.heads import wording
-from edge_fl.heads.wording import NOT_MEASURED, MeasuredAccuracy
+from edge_fl.heads.wording import MeasuredAccuracy
 from edge_fl.secure.signatures import Authorities, ForgedError, require_stated
 from edge_fl.wire.messages import MESSAGES, DeviceState, ServerState
 from edge_fl.wire.topics import Topics, checked
@@ -144,7 +144,7 @@ def _fitted(report: ReportRecord | None) -> dict[str, object]:
         **({"head": head} if head else {}),
         "accuracy": found.accuracy,
         "labels": found.n,
-        "interval": found.range or ("" if found.accuracy is not None else NOT_MEASURED),
+        "interval": found.range or ("" if found.accuracy is not None else found.words),
         "fleet": found.fleet,
     }
 

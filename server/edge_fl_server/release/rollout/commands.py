@@ -13,11 +13,11 @@ from pathlib import Path
 
 from edge_fl.console import units
 from edge_fl.console.progress import Count, Watch, unwatched
-from edge_fl.console.tables import Column, Columns
+from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.errors import ConnectError, DeadlineError, InputError
 from edge_fl.files.paths import text
 from edge_fl.release.agent import AgentRelease
-from edge_fl.release.manifests import Manifest
+from edge_fl.release.manifests import NO_RUN, Manifest
 from edge_fl.secure.signatures import Authorities
 from edge_fl.wire.roles import Person, local_person
 from edge_fl.wire.topics import Topics
@@ -45,7 +45,6 @@ from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, cause
 from edge_fl_server.release.rollout.stored_rollout import request
 
 POLL_S = 0.2
-NO_RUN = "none"  # the run of a release that no run trained
 PAUSED = "its command ended"
 AGENT_COLUMNS: Columns = {
     "number": "agent release",
@@ -64,8 +63,8 @@ Request = Callable[[], int]
 COLUMNS: Columns = {
     "release": "release",
     "method": "method",
-    "run_id": "run",
-    "round": "round",
+    "run_id": Column("run", lambda run: "no run" if run == NO_RUN else run),
+    "round": Column("round", lambda round: cell_text(round or None)),
     "kib": Column("size", lambda kib: units.size(1024 * kib), rank=1),
     "service": "service",
     "state": "roll-out",
