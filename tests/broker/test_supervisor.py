@@ -93,6 +93,8 @@ def test_pauses_double_and_repeated_crashes_end_it_with_the_reason(broker: Mosqu
         crash(broker)
         supervisor.update(RUNS)
     assert [line.rpartition(" in ")[2] for line in said[::2]] == ["0.01 s", "0.02 s", "0.03 s"]
+    assert said[0].startswith("mosquitto ended (killed by SIGKILL; nothing in its log);")
+    assert all(line.startswith("mosquitto ended again, for the same reason;") for line in said[2::2])
     crash(broker)
     with pytest.raises(
         ConnectError, match=r"ended 4 times.*killed by SIGKILL.*mosquitto\.log; giving up"

@@ -20,6 +20,7 @@ from edge_fl.cli import App, load, main
 from edge_fl.console.output import QUIET, Format, print_status, show_table
 from edge_fl.errors import ConfigError, ConnectError, DeadlineError, RunError
 from edge_fl.options import FormatOption
+from edge_fl.signals import Terminated
 
 EDGE_FL = [sys.executable, "-m", "edge_fl"]
 HEAVY = {
