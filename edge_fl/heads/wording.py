@@ -56,8 +56,8 @@ class MeasuredAccuracy(NamedTuple):
     def of_calibration(cls, found: Calibration) -> Self:
         """From the out-of-fold predictions of a head."""
         if not found.is_measured:
-            return cls(None, found.scenes)
-        return cls(found.accuracy, found.scenes, found.fleet_accuracy, found.effective)
+            return cls(None, found.scenes, is_reported=True)
+        return cls(found.accuracy, found.scenes, found.fleet_accuracy, found.effective, is_reported=True)
 
     @classmethod
     def of_report(cls, found: Mapping[str, float]) -> Self:

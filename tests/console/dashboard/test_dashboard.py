@@ -195,10 +195,10 @@ def test_a_lost_device_says_what_happens_now(db: Database) -> None:
 
 
 def test_a_release_that_no_run_trained_names_and_links_none(db: Database) -> None:
-    """ "none" is the name of no run: a link to it led to an unknown run."""
-    for number, run in ((8, NO_RUN), (9, "gone-1")):
+    """The name of no run is "none": a link to it led to an unknown run."""
+    for number, name in ((8, NO_RUN), (9, "gone-1")):
         rollouts.record_release(
-            db, ReleaseRecord("main", number, run, 0 if run == NO_RUN else 4, "m", "x", 9)
+            db, ReleaseRecord("main", number, name, 0 if name == NO_RUN else 4, "m", "x", 9)
         )
     rows = {row.record.release: row for row in releases.read(db, "main").releases.values()}
     assert releases._origin(rows[8]) == '<span class="quiet">no run</span>'
