@@ -23,9 +23,9 @@ from edge_fl import metrics
 from edge_fl.console import units
 from edge_fl.errors import ConfigError, InputError
 from edge_fl.metrics import Summary
-from edge_fl.release.manifests import NO_RUN
 from edge_fl.wire.host_names import is_loopback
 from edge_fl.wire.messages import Capability
+from edge_fl_console import failure_texts
 from edge_fl_console.dashboard import actions, charts, parts, prometheus, standing
 from edge_fl_console.dashboard.auth import LoginMiddleware
 from edge_fl_console.dashboard.context import PageContext
@@ -34,6 +34,7 @@ from edge_fl_console.dashboard.pages.fleet import FleetQuery
 from edge_fl_console.dashboard.parts import PageColumn
 from edge_fl_console.dashboard.serve import MENU, DashboardSettings
 from edge_fl_server.registry import Database, registered_devices, registered_reports, rollouts, runs
+from edge_fl_server.registry.rollouts import NO_RUN
 from edge_fl_server.registry.tables import DeviceRecord, ReleaseRecord, ReportRecord
 from tests.browsing import run_coroutine
 from tests.console.dashboard import filled
@@ -188,10 +189,9 @@ def test_a_revoked_device_is_never_said_to_come_back(db: Database, status: str) 
 
 def test_a_lost_device_says_what_happens_now(db: Database) -> None:
     registered_devices.record(db, [DeviceRecord("main", "pi-new", "lost")])
-    (row,) = fleet.read(db, "main", FleetQuery(search="pi-new")).rows
     page = device.read(db, "main", "pi-new")
     assert page is not None
-    assert fleet.message(row) == standing.LOST and standing.LOST in device.title(page)
+    assert failure_texts.LOST in device.title(page)
 
 
 def test_a_release_that_no_run_trained_names_and_links_none(db: Database) -> None:
@@ -446,7 +446,13 @@ def test_metrics_are_read_by_prometheus_own_parser(db: Database) -> None:
     assert [s.value for s in families["edge_fl_dropped_messages"].samples] == [42]
     lasted = {s.name: s.value for s in families["edge_fl_round_duration_seconds"].samples}
     assert lasted["edge_fl_round_duration_seconds_count"] == filled.ROUNDS
-    assert sum(s.value for s in families["edge_fl_bytes"].samples) == (96 * 3 - 1) * 52_900
+    updates = sum(row.responded for row in runs.rounds_of(db, "toy-1"))
+    moved = (96 * 3 - 1) * 52_900 + 119_000 * updates
+    assert sum(s.value for s in families["edge_fl_bytes"].samples) == moved
+    page = run.read(db, "main", "toy-1")
+    assert page is not None and page.traffic.down + page.traffic.up == moved  # all was for this run
+    assert sum(row.down + row.up for row in page.rounds) == moved
+    assert f"{units.size(page.traffic.down)} down, {units.size(page.traffic.up)} up" in run.summary(page)
 
 
 def test_metrics_are_named_as_prometheus_requires(db: Database) -> None:

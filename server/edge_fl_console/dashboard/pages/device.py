@@ -12,16 +12,17 @@ from edge_fl.failures import Failure
 from edge_fl.heads import wording
 from edge_fl.heads.wording import MeasuredAccuracy
 from edge_fl.metrics import TEST_SAMPLES, by_labels
-from edge_fl.release.manifests import NO_RUN
-from edge_fl_console.dashboard import charts, standing
+from edge_fl_console import failure_texts
+from edge_fl_console.accuracy import HeadReports, head_reports
+from edge_fl_console.dashboard import charts
 from edge_fl_console.dashboard.charts import Chart, ChartCurve
 from edge_fl_console.dashboard.live import Address, PageBoard
-from edge_fl_console.dashboard.pages.releases import HeadReports, head_reports
 from edge_fl_console.dashboard.parts import PageColumn, button, empty, facts, heading, outlier, word
 from edge_fl_server.mqtt.devices import remote_settings
 from edge_fl_server.mqtt.devices.remote_settings import SettingRow, shown
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.registered_devices import desired_settings, of_fleet
+from edge_fl_server.registry.rollouts import NO_RUN
 from edge_fl_server.registry.tables import (
     DeviceRecord,
     RejectionRecord,
@@ -131,7 +132,8 @@ REPORTS = (
     PageColumn("Before %", "before", share),
     PageColumn("After %", "after", share),
     PageColumn("Took", "seconds", seconds),
-    PageColumn("Bytes", "bytes", size, cell=lambda report: size(report.bytes_down + report.bytes_up)),
+    PageColumn("Down", "bytes_down", size),
+    PageColumn("Up", "bytes_up", size),
     PageColumn("Error", "error", lambda text: f'<span class="text-bad">{escape(text)}</span>'),
 )
 REQUESTS = (
@@ -153,7 +155,7 @@ REJECTIONS = (
     PageColumn("Received, UTC", "received_at", clock),
     PageColumn("Run", "run", run_name),
     PageColumn("Round", "round", positive),
-    PageColumn("Reason", "reason", lambda reason: escape(standing.rejected(reason))),
+    PageColumn("Reason", "reason", lambda reason: escape(failure_texts.rejected(reason))),
     PageColumn("Detail", "detail"),
 )
 
@@ -164,13 +166,13 @@ def title(page: DevicePage) -> str:
     blocked = f'<span class="tag bad">{record.blocked}</span>' if record.blocked else ""
     known = Failure.of(record.why)
     alarms = [
-        f"{standing.alerted(record.why)}. More: edge-fl device status on the device, docs/failure-words.md"
+        f"{failure_texts.alerted(record.why)}. More: edge-fl device status on the device, docs/failure-words.md"
         if known
         else record.why,
-        f"{record.blocked.capitalize()} since {clock(record.blocked_at)} UTC: {standing.quarantined(record.blocked_why)}"
+        f"{record.blocked.capitalize()} since {clock(record.blocked_at)} UTC: {failure_texts.quarantined(record.blocked_why)}"
         if record.blocked
         else "",
-        standing.LOST if record.status == "lost" and not record.revoked else "",
+        failure_texts.LOST if record.status == "lost" and not record.revoked else "",
     ]
     kinds = ("quiet" if known and known.calm else "alarm", "alarm", "alarm")
     shown = "".join(
