@@ -10,7 +10,7 @@ from edge_fl_server.registry.registered_devices import HEAD_ONLY, STANDING, of_f
 from edge_fl_server.registry.tables import devices
 
 BLOCKED = STANDING != ""
-STATUS = case((devices.c.revoked, "revoked"), else_=devices.c.status)
+STATUS: ColumnElement[str] = case((devices.c.revoked, "revoked"), else_=devices.c.status)
 """The status of a device; a revoked one's connection says nothing about the device."""
 ONLY: dict[str, ColumnElement[bool]] = {
     "blocked": BLOCKED,

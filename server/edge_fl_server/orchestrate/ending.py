@@ -98,7 +98,7 @@ def _of(measured: Measured, metric: str) -> dict[str, float]:
     """The finite values of a metric; an accuracy on too few scenes is none."""
     found = {device: values[metric] for device, values in measured.items() if metric in values}
     least = {
-        device: MeasuredAccuracy.of_report(measured[device] | {metrics.PERSONAL_AFTER: 0.0})
+        device: MeasuredAccuracy.of_report({**measured[device], metrics.PERSONAL_AFTER: 0.0})
         for device in found
     }
     return {
