@@ -249,7 +249,7 @@ def _filters(query: FleetQuery) -> list[ColumnElement[bool]]:
     if query.only in standing.ONLY:
         filters.append(standing.ONLY[query.only])
     if query.status:
-        filters.append(query.status == standing.STATUS)
+        filters.append(standing.STATUS.in_([query.status]))
     if query.tier:
         filters.append(devices.c.capability["tier"].as_string() == query.tier)
     return filters
