@@ -20,6 +20,7 @@ from edge_fl.heads.probability_calibration import LEAST_MEASURED, Calibration
 NOT_MEASURED = "not measured yet"
 COUNTED, TEST_IMAGES = "scenes", "test images"
 """What the accuracy of a head is measured on, and that of a full device."""
+NO_SCENE = f"0 of {LEAST_MEASURED} {COUNTED}: a class counts from its second scene on"
 NOTHING_YET = "nothing fitted yet"
 OWN_MODEL = "own model, trained in runs"
 """What a full device predicts with."""
@@ -37,13 +38,15 @@ FEW_SCENES = 200
 class MeasuredAccuracy(NamedTuple):
     """An accuracy on `n` scenes, None if it is not measured; of the fleet's head on the same ones, None without one.
 
-    effective: how many scenes that all count alike would be as certain (`edge_fl.data.grouping.effective`). counted: what `n` are.
+    effective: how many scenes that all count alike would be as certain (`edge_fl.data.grouping.effective`). is_reported: the device said
+    on how many scenes. counted: what `n` are.
     """
 
     accuracy: float | None
     n: int
     fleet: float | None = None
     effective: float = 0.0
+    is_reported: bool = False
     counted: str = COUNTED
 
     @classmethod
@@ -57,8 +60,8 @@ class MeasuredAccuracy(NamedTuple):
     def of_calibration(cls, found: Calibration) -> Self:
         """From the out-of-fold predictions of a head."""
         if not found.is_measured:
-            return cls(None, found.scenes)
-        return cls(found.accuracy, found.scenes, found.fleet_accuracy, found.effective)
+            return cls(None, found.scenes, is_reported=True)
+        return cls(found.accuracy, found.scenes, found.fleet_accuracy, found.effective, is_reported=True)
 
     @classmethod
     def of_report(cls, found: Mapping[str, float]) -> Self:
@@ -68,7 +71,7 @@ class MeasuredAccuracy(NamedTuple):
             int(found.get(metrics.TEST_SAMPLES, 0)),
             found.get(metrics.FLEET),
             found.get(metrics.TEST_EFFECTIVE),
-        )
+        )._replace(is_reported=metrics.TEST_SAMPLES in found)
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -99,8 +102,9 @@ class MeasuredAccuracy(NamedTuple):
     def figure(self) -> str:
         """Like "83.0 % of 60 scenes", or why there is none."""
         if self.accuracy is None:
-            few = f" ({self.n} of {LEAST_MEASURED} {self.counted})" if 0 < self.n < LEAST_MEASURED else ""
-            return f"{NOT_MEASURED}{few}"
+            few = f"{self.n} of {LEAST_MEASURED} {self.counted}" if 0 < self.n < LEAST_MEASURED else ""
+            why = few or (NO_SCENE if self.is_reported and not self.n else "")
+            return f"{NOT_MEASURED} ({why})" if why else NOT_MEASURED
         return percent(self.accuracy) + (f" of {self.n:,} {self.counted}" if self.n else "")
 
     @property

@@ -46,6 +46,7 @@ from edge_fl.files.paths import text
 from edge_fl.files.shared import make_folder, open_private
 from edge_fl.heads import Head, probability_calibration
 from edge_fl.heads.probability_calibration import UNCALIBRATED, Calibration
+from edge_fl.untrusted import decoder
 from edge_fl_devices.agent.effects import Memory
 from edge_fl_devices.agent.outbox import REFIT, Parcel
 from edge_fl_devices.storage import allowed, listed, read_json, write_json
@@ -244,7 +245,7 @@ class Store:
         path = self._head_file(extractor_sha256)
         with suppress(OSError, *UNUSABLE), allowed(path):
             head, calibration, metadata = _read_head(path, extractor_sha256)
-            parcel = msgspec.json.decode(metadata["parcel"], type=Parcel)
+            parcel = decoder(Parcel).decode(metadata["parcel"])
             bits = int(metadata[BITS])
             return StoredHead(head, int(metadata["release"]), parcel, metadata["fit_key"], calibration, bits)
         return None

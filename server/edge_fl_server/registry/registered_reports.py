@@ -4,6 +4,7 @@ import msgspec
 from sqlalchemy import ColumnElement, and_, func, select, update
 
 from edge_fl import metrics
+from edge_fl.untrusted import converted
 from edge_fl.wire.messages import Report
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.registered_devices import HEAD_ONLY
@@ -31,12 +32,12 @@ def record_of(fleet: str, device: str, run: str, round: int, report: Report) -> 
         "before": report.metrics.get(metrics.PERSONAL_BEFORE),
         "after": report.metrics.get(metrics.PERSONAL_AFTER),
     }
-    return msgspec.convert(msgspec.to_builtins(report) | added, ReportRecord)
+    return converted(msgspec.to_builtins(report) | added, ReportRecord)
 
 
 def report_of(record: ReportRecord) -> Report:
     """Convert a record back to a report; boot, blob and extractor are not stored."""
-    return msgspec.convert(msgspec.to_builtins(record) | {"boot": "none"}, Report)
+    return converted(msgspec.to_builtins(record) | {"boot": "none"}, Report)
 
 
 def accept(db: Database, record: ReportRecord) -> bool:

@@ -25,7 +25,8 @@ from edge_fl.errors import ConfigError, InputError
 from edge_fl.metrics import Summary
 from edge_fl.wire.host_names import is_loopback
 from edge_fl.wire.messages import Capability
-from edge_fl_console.dashboard import actions, charts, parts, prometheus
+from edge_fl_console import failure_texts
+from edge_fl_console.dashboard import actions, charts, parts, prometheus, standing
 from edge_fl_console.dashboard.auth import LoginMiddleware
 from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.pages import data, device, fleet, log, releases, run
@@ -33,7 +34,8 @@ from edge_fl_console.dashboard.pages.fleet import FleetQuery
 from edge_fl_console.dashboard.parts import PageColumn
 from edge_fl_console.dashboard.serve import MENU, DashboardSettings
 from edge_fl_server.registry import Database, registered_devices, registered_reports, rollouts, runs
-from edge_fl_server.registry.tables import DeviceRecord, ReportRecord
+from edge_fl_server.registry.rollouts import NO_RUN
+from edge_fl_server.registry.tables import DeviceRecord, ReleaseRecord, ReportRecord
 from tests.browsing import run_coroutine
 from tests.console.dashboard import filled
 
@@ -157,6 +159,58 @@ def test_a_device_without_labels_shows_the_fleets_head_and_no_accuracy(db: Datab
     assert page is not None
     summary = device.summary(page)
     assert "not measured yet" in summary and "not personal yet" in summary and "90 % interval" not in summary
+
+
+def test_a_device_with_one_picture_per_class_says_why_it_has_no_accuracy(db: Database) -> None:
+    """It measures on no scene: a class counts from its second one on."""
+    _reported(db, "pi-new", 10, **{metrics.TEST_SAMPLES: 0.0})
+    why = "not measured yet (0 of 8 scenes: a class counts from its second scene on)"
+    found = fleet.read(db, "main", FleetQuery(search="pi-new"))
+    assert why in cells(fleet.COLUMNS, found.rows)
+    page = device.read(db, "main", "pi-new")
+    assert page is not None and why in device.summary(page)
+
+
+@pytest.mark.parametrize("status", ["ready", "lost", "disconnected", "unknown", "alert"])
+def test_a_revoked_device_is_never_said_to_come_back(db: Database, status: str) -> None:
+    registered_devices.record(db, [DeviceRecord("main", "pi-new", status, why="error" * (status == "alert"))])
+    registered_devices.set_revoked(db, "main", {"pi-new"})
+    (row,) = fleet.read(db, "main", FleetQuery(search="pi-new")).rows
+    assert fleet.message(row) == (
+        "its certificate was revoked, so it cannot connect; to admit it again:"
+        " edge-fl fleet enrol pi-new, and the new claim on the device"
+    )
+    page = device.read(db, "main", "pi-new")
+    assert page is not None
+    said = device.title(page) + fleet._status(row)
+    assert "by itself" not in said and ">lost<" not in said and "edge-fl fleet enrol pi-new" in said
+    assert standing.by_status(db, "main")["revoked"] >= 1
+
+
+def test_a_lost_device_says_what_happens_now(db: Database) -> None:
+    registered_devices.record(db, [DeviceRecord("main", "pi-new", "lost")])
+    page = device.read(db, "main", "pi-new")
+    assert page is not None
+    assert failure_texts.LOST in device.title(page)
+
+
+def test_a_release_that_no_run_trained_names_and_links_none(db: Database) -> None:
+    """The name of no run is "none": a link to it led to an unknown run."""
+    for number, name in ((8, NO_RUN), (9, "gone-1")):
+        rollouts.record_release(
+            db, ReleaseRecord("main", number, name, 0 if name == NO_RUN else 4, "m", "x", 9)
+        )
+    rows = {row.record.release: row for row in releases.read(db, "main").releases.values()}
+    assert releases._origin(rows[8]) == '<span class="quiet">no run</span>'
+    assert releases._origin(rows[9]) == "gone-1, round 4", "its run is not in this registry"
+    assert "/run/" in releases._origin(rows[3])
+    texts = [log.text(event) for event in log.newest(db, "main") if event.kind == "release"]
+    assert "published; no run trained it" in texts and "published, from round 4 of gone-1" in texts
+    _reported(db, "pi-new", 9)
+    sent = ReportRecord("main", "pi-new", "r", NO_RUN, 0, "head", 9, {})
+    assert [column.draw(sent) for column in device.REPORTS if column.label in ("Run", "Round")] == [
+        units.NOTHING
+    ] * 2
 
 
 def test_an_accuracy_is_shown_with_its_labels_interval_and_the_fleets_head(db: Database) -> None:

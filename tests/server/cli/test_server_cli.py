@@ -79,9 +79,10 @@ def test_sigterm_ends_a_run_that_waits_for_devices_as_stopped(own_mosquitto, tmp
         until = time.monotonic() + 60
         while not any("waiting for 4 full devices" in line for line in lines) and time.monotonic() < until:
             time.sleep(0.05)
-    assert child.code == 130
+    assert child.code == 143 and lines[-1] == "edge-fl: stopped by SIGTERM", lines
     (path,) = (tmp_path / "runs").iterdir()
-    assert Results.open(path).state().state == "stopped"
+    state = Results.open(path).state()
+    assert (state.state, state.reason) == ("stopped", "stopped by SIGTERM")
 
 
 def test_the_list_shows_the_last_state_of_each_device(stage, tmp_path):

@@ -21,6 +21,7 @@ from edge_fl_server.mqtt.devices import remote_settings
 from edge_fl_server.mqtt.devices.remote_settings import SettingRow, shown
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.registered_devices import desired_settings, of_fleet
+from edge_fl_server.registry.rollouts import NO_RUN
 from edge_fl_server.registry.tables import (
     DeviceRecord,
     RejectionRecord,
@@ -110,6 +111,13 @@ DESCRIPTION = {
     "protocol": "Protocol",
 }
 """Field of a capability -> its heading."""
+
+
+def run_name(run: str) -> str:
+    """The name of a run; a dash for none."""
+    return NOTHING if run == NO_RUN else escape(run)
+
+
 CHANCE = 0.025
 """Least probability of so few correct images at the fleet's mean that may be chance: the end of an exact 95 % interval."""
 CHECK = "On the device, 'edge-fl device doctor' checks its data, and 'edge-fl device predict' shows the class of a picture that you know."
@@ -117,8 +125,8 @@ FEW_SAMPLES = 0.5  # of the fleet's median
 REPORTS = (
     PageColumn("Received, UTC", "received_at", clock),
     PageColumn("Kind", "kind"),
-    PageColumn("Run", "run"),
-    PageColumn("Round", "round", number),
+    PageColumn("Run", "run", run_name),
+    PageColumn("Round", "round", positive),
     PageColumn("Release", "release", positive),
     PageColumn("Before %", "before", share),
     PageColumn("After %", "after", share),
@@ -130,8 +138,8 @@ REPORTS = (
 REQUESTS = (
     PageColumn("Requested, UTC", "requested_at", clock),
     PageColumn("Mode", "mode"),
-    PageColumn("Run", "run"),
-    PageColumn("Round", "round", number),
+    PageColumn("Run", "run", run_name),
+    PageColumn("Round", "round", positive),
     PageColumn("State", "state", word),
     PageColumn("Reason", "reason"),
 )
@@ -144,7 +152,7 @@ SETTINGS = (
 )
 REJECTIONS = (
     PageColumn("Received, UTC", "received_at", clock),
-    PageColumn("Run", "run"),
+    PageColumn("Run", "run", run_name),
     PageColumn("Round", "round", positive),
     PageColumn("Reason", "reason", lambda reason: escape(failure_texts.rejected(reason))),
     PageColumn("Detail", "detail"),
@@ -163,15 +171,19 @@ def title(page: DevicePage) -> str:
         f"{record.blocked.capitalize()} since {clock(record.blocked_at)} UTC: {failure_texts.quarantined(record.blocked_why)}"
         if record.blocked
         else "",
+        failure_texts.LOST if record.status == "lost" and not record.revoked else "",
     ]
-    kinds = ("quiet" if known and known.calm else "alarm", "alarm")
+    kinds = ("quiet" if known and known.calm else "alarm", "alarm", "alarm")
     shown = "".join(
         f'<p class="{kind}">{escape(alarm)}</p>' for kind, alarm in zip(kinds, alarms, strict=True) if alarm
     )
     buttons = button("admit", record.device, "Admit") if record.blocked == "quarantined" else ""
     buttons += "" if record.revoked else button("revoke", record.device, "Revoke", "danger")
     return (
-        heading(record.device, f'{word(record.status)}{blocked}<span class="actions">{buttons}</span>')
+        heading(
+            record.device,
+            f'{"" if record.revoked else word(record.status)}{blocked}<span class="actions">{buttons}</span>',
+        )
         + shown
     )
 

@@ -38,7 +38,7 @@ from edge_fl_console.dashboard.parts import (
 from edge_fl_server import selectors
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.registered_devices import STANDING, of_fleet
-from edge_fl_server.registry.tables import devices, reports
+from edge_fl_server.registry.tables import devices, reports, why_blocked
 from edge_fl_server.selectors import SelectorError
 
 PER_PAGE = 50
@@ -93,6 +93,7 @@ class FleetRow(Struct, frozen=True):
     fit_labels: int = 0
     own_weight: float = 0.0
     fit_after: float | None = None
+    fit_scenes: float | None = None
     labels: float = 0.0
     effective: float | None = None
     fleet_after: float | None = None
@@ -105,7 +106,7 @@ class FleetRow(Struct, frozen=True):
         full = self.tier == "full"
         found = {
             PERSONAL_AFTER: self.after if full else self.fit_after,
-            TEST_SAMPLES: self.labels,
+            TEST_SAMPLES: self.labels if full or self.fit_after is not None else self.fit_scenes,
             TEST_EFFECTIVE: self.effective,
             FLEET: self.fleet_after,
             OWN_WEIGHT: self.own_weight,
@@ -230,6 +231,7 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         .scalar_subquery(),
         "fitted": func.coalesce(of_newest_head(reports.c.head), ""),
         "fit_labels": func.coalesce(of_newest_head(reports.c.samples), 0),
+        "fit_scenes": of_newest_head(reports.c.metrics[TEST_SAMPLES].as_float()),
         "fit_after": of_newest_head(reports.c.after),
         "own_weight": func.coalesce(of_newest_head(reports.c.metrics[OWN_WEIGHT].as_float()), 0.0),
         "labels": func.coalesce(of_shown(TEST_SAMPLES), 0.0),
@@ -261,7 +263,7 @@ def _filters(query: FleetQuery) -> list[ColumnElement[bool]]:
     if query.only in standing.ONLY:
         filters.append(standing.ONLY[query.only])
     if query.status:
-        filters.append(devices.c.status == query.status)
+        filters.append(standing.STATUS.in_([query.status]))
     if query.tier:
         filters.append(devices.c.capability["tier"].as_string() == query.tier)
     return filters
@@ -273,14 +275,14 @@ def _named(value: str) -> str:
 
 def _status(row: FleetRow) -> str:
     busy = f' <span class="quiet">{escape(row.activity)}</span>' if row.activity not in ("", "idle") else ""
-    standing = f' <span class="tag bad">{row.standing}</span>' if row.standing else ""
-    return f"{word(row.status)}{busy}{standing}"
+    tag = f' <span class="tag bad">{row.standing}</span>' if row.standing else ""
+    return tag if row.standing == "revoked" else f"{word(row.status)}{busy}{tag}"
 
 
 def message(row: FleetRow) -> str:
     """Why the device needs attention, and what to do; for a revoked one, which needs none, how to admit it again."""
     if row.standing == "revoked":
-        return f"certificate revoked; for a new one: edge-fl fleet enrol {row.device}"
+        return why_blocked(row.device, row.standing, "")
     return "; ".join(row.reasons)
 
 

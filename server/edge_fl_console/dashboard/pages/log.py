@@ -15,6 +15,7 @@ from edge_fl_console import failure_texts
 from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.parts import TOGGLE, PageColumn, device_link, empty, heading, run_link, word
 from edge_fl_server.registry import Database, audit
+from edge_fl_server.registry.rollouts import NO_RUN
 from edge_fl_server.registry.tables import devices, rejections, releases, requests, rollouts, rounds, runs
 
 NEWEST = 200
@@ -58,7 +59,10 @@ def _parts(fleet: str) -> list[Select[Any]]:
     ended = started & (run.ended_at != "") & (run.state != "failed")
     quarantined = (device.fleet == fleet) & (device.quarantine != "")
     revoked = (device.fleet == fleet) & device.revoked
-    published = _text("published, from round ", release.round, " of ", release.run)
+    published = case(
+        (release.run == NO_RUN, literal("published; no run trained it")),
+        else_=_text("published, from round ", release.round, " of ", release.run),
+    )
     back = rollout.release < rollout.previous
     what = case(
         (rollout.state == "rolled_back", _returned(rollout.release, rollout.previous)),

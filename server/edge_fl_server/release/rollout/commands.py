@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edge_fl.console import units
 from edge_fl.console.progress import Count, Watch, unwatched
-from edge_fl.console.tables import Column, Columns
+from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.errors import ConnectError, DeadlineError, GateError, InputError, RunError
 from edge_fl.files.paths import text
 from edge_fl.release.agent import AgentRelease
@@ -64,8 +64,8 @@ Request = Callable[[], int]
 COLUMNS: Columns = {
     "release": "release",
     "method": "method",
-    "run_id": "run",
-    "round": "round",
+    "run_id": Column("run", lambda run: "no run" if run == NO_RUN else run),
+    "round": Column("round", lambda round: cell_text(round or None)),
     "bytes": Column("size", units.size, rank=1),
     "service": "service",
     "state": "roll-out",
