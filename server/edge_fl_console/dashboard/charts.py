@@ -9,8 +9,13 @@ from msgspec import Struct
 
 COLOURS = 6
 ONE_DECIMAL = "(p) => p.value.toFixed(1)"
-LARGEST_DOT = 20.0  # pixels
+LARGEST_DOT, SMALLEST_DOT = 20.0, 2.4  # pixels
 QUIET = {"color": "var(--quiet)", "fontSize": 11}
+SCALE = {
+    "type": "value",
+    "axisLabel": QUIET,
+    "splitLine": {"lineStyle": {"color": "var(--line)"}},
+}
 AXIS = {
     "type": "category",
     "axisLabel": {**QUIET, "lineHeight": 14},
@@ -31,11 +36,12 @@ BASE: dict[str, Any] = {
 
 
 class Chart(Struct, frozen=True):
-    """ECharts options, the height in pixels and, where the width is not the page's, a CSS rule for it."""
+    """ECharts options, the height in pixels, a CSS rule for the width where it is not the page's, and a legend as markup."""
 
     options: dict[str, Any]
     height: int
     width: str = ""
+    legend: str = ""
 
 
 class ChartCurve(Struct, frozen=True):
@@ -117,11 +123,7 @@ def lines(
             "boundaryGap": False,
             "data": [names.get(place) or _place(shown, place) for place in places],
         },
-        "yAxis": {
-            **_range(shown),
-            "axisLabel": QUIET,
-            "splitLine": {"lineStyle": {"color": "var(--line)"}},
-        },
+        "yAxis": {**SCALE, **_range(shown)},
         "series": series,
         "media": [{"query": {"maxWidth": 560}, "option": narrow}, {"option": wide}],
     }
@@ -129,7 +131,7 @@ def lines(
 
 
 def columns(counts: Sequence[int]) -> Chart | None:
-    """Samples by class, with their numbers."""
+    """Samples by class, with their numbers where there is room for them."""
     if not any(counts):
         return None
     bars = {
@@ -138,43 +140,73 @@ def columns(counts: Sequence[int]) -> Chart | None:
         "itemStyle": {"color": "var(--s0)"},
         "barWidth": "70%",
         "label": {"show": True, "position": "top", **QUIET},
+        "labelLayout": {"hideOverlap": True},
     }
     options = {
         **BASE,
-        "grid": {**BASE["grid"], "top": 20, "right": 4},
-        "xAxis": {**AXIS, "data": [str(place) for place in range(len(counts))]},
-        "yAxis": {"show": False},
+        "grid": {**BASE["grid"], "top": 30, "bottom": 24, "right": 12},
+        "tooltip": {**BASE["tooltip"], "formatter": "class {b}: {c} samples"},
+        "xAxis": {
+            **AXIS,
+            **_named("class", "middle", 26),
+            "data": [str(place) for place in range(len(counts))],
+        },
+        "yAxis": {**SCALE, **_named("samples", "end", 8), "minInterval": 1},
         "series": [bars],
     }
-    return Chart(options, 130, f"width: {34 * len(counts)}px; max-width: 100%")
+    return Chart(options, 180, f"width: {34 * len(counts) + 60}px; max-width: 100%")
 
 
 def dots(counts: Mapping[str, Sequence[int]]) -> Chart | None:
-    """A column per device and a row per class, the area of a dot the number of samples (RepPer, Figure 3)."""
+    """A row per device and a column per class, the area of a dot the number of samples (RepPer, Figure 3, turned)."""
     classes = max(map(len, counts.values()), default=0)
     largest = max((count for row in counts.values() for count in row), default=0)
     if not largest:
         return None
+
+    def size(count: int) -> float:
+        return round(max(LARGEST_DOT * sqrt(count / largest), SMALLEST_DOT), 1)
+
     points = [
         {
             "name": f"{device}, class {label}: {count:,} samples",
-            "value": [place, label],
-            "symbolSize": round(max(LARGEST_DOT * sqrt(count / largest), 2.4), 1),
+            "value": [label, place],
+            "symbolSize": size(count),
         }
         for place, (device, row) in enumerate(counts.items())
         for label, count in enumerate(row)
         if count
     ]
-    names = {"rotate": 90, "interval": 0, "fontSize": 11, "color": "var(--accent)"}
+    names = {"interval": 0, "fontSize": 11, "color": "var(--accent)"}
+    labels = {**AXIS, **_named("class", "middle", 26), "data": [str(label) for label in range(classes)]}
     options = {
         **BASE,
-        "grid": {**BASE["grid"], "right": 4},
+        "grid": {**BASE["grid"], "top": 46, "right": 16},
         "tooltip": {**BASE["tooltip"], "formatter": "{b}"},
-        "xAxis": {**AXIS, "data": list(counts), "axisLabel": names, "triggerEvent": True},
-        "yAxis": {**AXIS, "data": [str(label) for label in range(classes)], "inverse": True},
+        "xAxis": {**labels, "position": "top"},
+        "yAxis": {
+            **AXIS,
+            **_named("device", "end", 8),
+            "data": list(counts),
+            "axisLabel": names,
+            "inverse": True,
+            "triggerEvent": True,
+        },
         "series": [{"type": "scatter", "data": points, "itemStyle": {"color": "var(--s0)"}}],
     }
-    return Chart(options, 22 * classes + 120, f"min-width: {22 * len(counts) + 40}px")
+    shown = sorted({max(round(largest / part), 1) for part in (10, 3, 1)})
+    keys = "".join(
+        f'<li><i style="width:{size(count)}px;height:{size(count)}px"></i>{count:,}</li>' for count in shown
+    )
+    legend = f'<ul class="legend"><li>Samples of a class on a device, by the area of the dot:</li>{keys}</ul>'
+    name = max(map(len, counts))
+    width = f"max-width: {44 * classes + 7 * name + 40}px; min-width: {14 * classes + 7 * name + 20}px"
+    return Chart(options, 22 * len(counts) + 60, width, legend)
+
+
+def _named(name: str, where: str, gap: int) -> dict[str, Any]:
+    """The name of an axis: at its "start", "middle" or "end", `gap` pixels from it."""
+    return {"name": name, "nameLocation": where, "nameGap": gap, "nameTextStyle": QUIET}
 
 
 def _place(curves: Sequence[ChartCurve], place: int) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isnan
 from operator import attrgetter
 from typing import Any
+from urllib.parse import urlencode
 
 from msgspec import Struct
 
@@ -50,6 +51,7 @@ def outlier(score: float) -> str:
     return f'<span class="text-bad">{text}</span>' if score >= 1 else text
 
 
+LONG = 26  # characters of a name, beyond which it is wrapped
 MAX_PAGE = 10**8
 """The highest number of a page of rows."""
 NUMERIC = frozenset({number, positive, share, size, seconds, ago, sigmas, decimal, outlier})
@@ -173,6 +175,20 @@ def meaning(found: Paired) -> str:
     return "better, beyond chance" if found.mean > 0 else "worse, beyond chance"
 
 
+def tags(given: Mapping[str, str]) -> str:
+    """The tags of a device, each a link to the devices that have it; nothing without any."""
+    links = (
+        f'<a class="tag{_wrapped(text)}" href="/fleet?{urlencode({"where": text})}">{escape(text)}</a>'
+        for text in (f"{key}={value}" for key, value in given.items())
+    )
+    return f'<div class="tags">{"".join(links)}</div>' if given else ""
+
+
+def version(text: str) -> str:
+    """A version of software; a dash for none."""
+    return f'<span class="{_wrapped(text)}">{escape(text)}</span>' if text else NOTHING
+
+
 def device_link(device: str) -> str:
     """A link to a device's page."""
     return _link("/device/", device)
@@ -185,4 +201,9 @@ def run_link(run: str) -> str:
 
 def _link(path: str, name: str) -> str:
     text = escape(name)
-    return f'<a class="name" href="{path}{text}" title="{text}" data-key="to-{text}">{text}</a>'
+    return f'<a class="name{_wrapped(name)}" href="{path}{text}" data-key="to-{text}">{text}</a>'
+
+
+def _wrapped(text: str) -> str:
+    """The class of a text that is wrapped, since a column cannot be as wide."""
+    return " long" if len(text) > LONG else ""

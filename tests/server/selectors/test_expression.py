@@ -71,7 +71,10 @@ def test_a_selector_matches(text: str, expected: str | type[Exception]) -> None:
         ("site=berlin)", "position 12"),
         ("site=berlin & tier=full", "position 13: '&', expected a device name"),
         ("and", "position 1: 'and', expected a device name"),
-        ("site>3", "position 6: '3', expected = or != before it: site is no number or version, only release, samples"),
+        (
+            "site>3",
+            "position 6: '3', expected = or != before it: site is no number or version, only release, samples",
+        ),
         ("agnet<0.2.0", r"position 7: '0.2.0', .*agnet is no number or version.* \(did you mean 'agent'\?\)"),
         ("agent<new", "position 7: 'new', expected a version, such as 0.2.0: agent is one"),
         ("agent<0.2.*", "position 7: '0.2.*', expected a version"),

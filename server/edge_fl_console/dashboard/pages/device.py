@@ -1,5 +1,7 @@
-"""One device: its description, its accuracy over time, its requests, reports and rejections."""
+"""One device: its description, commands on it, its accuracy over time, its requests, reports and rejections."""
 
+import shlex
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -9,17 +11,29 @@ from sqlalchemy import func, select
 
 from edge_fl.console.units import NOTHING, clock, escape, mean, number, positive, seconds, share, since, size
 from edge_fl.failures import Failure
+from edge_fl.files.paths import text
 from edge_fl.heads import wording
 from edge_fl.heads.wording import MeasuredAccuracy
 from edge_fl.metrics import TEST_SAMPLES, by_labels
 from edge_fl_console.dashboard import charts, standing
 from edge_fl_console.dashboard.charts import Chart, ChartCurve
+from edge_fl_console.dashboard.context import IDENTITIES, PageContext
 from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.pages.releases import HeadReports, head_reports
-from edge_fl_console.dashboard.parts import PageColumn, button, empty, facts, heading, outlier, word
+from edge_fl_console.dashboard.parts import (
+    PageColumn,
+    button,
+    empty,
+    facts,
+    heading,
+    outlier,
+    tags,
+    version,
+    word,
+)
 from edge_fl_server.mqtt.devices import remote_settings
 from edge_fl_server.mqtt.devices.remote_settings import SettingRow, shown
-from edge_fl_server.registry import Database
+from edge_fl_server.registry import Database, registered_tags
 from edge_fl_server.registry.registered_devices import desired_settings, of_fleet
 from edge_fl_server.registry.tables import (
     DeviceRecord,
@@ -48,6 +62,7 @@ class DevicePage(Struct, frozen=True):
     fleet: HeadReports = HeadReports()
     median_samples: int = 0
     settings: tuple[SettingRow, ...] = ()
+    tags: Mapping[str, str] = {}
 
     @property
     def able(self) -> dict[str, Any]:
@@ -81,6 +96,7 @@ def read(db: Database, fleet: str, device: str) -> DevicePage | None:
         head_reports(db, fleet).get(records[0].release, HeadReports()),
         _median_samples(db, fleet),
         tuple(remote_settings.rows(desired, records[0].capability)),
+        registered_tags.of_devices(db, fleet, devices=[device]).get(device, {}),
     )
 
 
@@ -106,7 +122,6 @@ DESCRIPTION = {
     "python": "Python",
     "onnxruntime": "onnxruntime",
     "max_opset": "Largest opset",
-    "agent": "Agent",
     "protocol": "Protocol",
 }
 """Field of a capability -> its heading."""
@@ -170,7 +185,10 @@ def title(page: DevicePage) -> str:
     buttons = button("admit", record.device, "Admit") if record.blocked == "quarantined" else ""
     buttons += "" if record.revoked else button("revoke", record.device, "Revoke", "danger")
     return (
-        heading(record.device, f'{word(record.status)}{blocked}<span class="actions">{buttons}</span>')
+        heading(
+            record.device,
+            f'{word(record.status)}{blocked}{tags(page.tags)}<span class="actions">{buttons}</span>',
+        )
         + shown
     )
 
@@ -197,6 +215,7 @@ def summary(page: DevicePage) -> str:
             "Test images" if able.get("tier") == "full" else "Scenes measured": number(found.n or None),
             "All devices on its release, mean %": mean(page.fleet.after, page.fleet.measured),
             "Release": positive(page.record.release),
+            "Agent": version(able.get("agent", "")),
             "Tier": escape(able.get("tier", "")),
             "Head": escape(kind or able.get("head", "")),
             "Samples": number(able.get("samples", 0)),
@@ -262,6 +281,43 @@ def description(page: DevicePage) -> str:
     )
 
 
+COMMANDS = {
+    "Its log: warnings and errors": "device logs {device} --level warning",
+    "Its checks, versions and recent errors, as a folder": "device diagnose {device}",
+    "Its settings": "fleet settings {device}",
+    "Set a tag; type its key and value": "fleet tag {device} KEY=VALUE",
+    "Rename it; type the new name": "fleet rename {device} NEW",
+    "Remove it from the fleet for good": "fleet decommission {device}",
+}
+"""What a command does -> its words; one that changes the fleet asks first, or has a word to replace."""
+
+
+def commands(context: PageContext, device: str) -> dict[str, str]:
+    """Commands on a device, by what each does, for a shell on the server's machine."""
+    folder, found = context.identities, {}
+    for what, words in COMMANDS.items():
+        rest = ""
+        if folder and words.startswith("device ") and (operator := folder / "operator").is_dir():
+            rest = f" --identity {shlex.quote(text(operator))}"
+        elif folder and folder != IDENTITIES and words.startswith(("fleet rename", "fleet decommission")):
+            rest = f" --identities {shlex.quote(text(folder))}"
+        found[what] = context.command(words.format(device=shlex.quote(device)) + rest)
+    return found
+
+
+def command_list(context: PageContext, device: str) -> str:
+    """The commands on a device, each with a button that copies it."""
+    rows = "".join(
+        f"<li><span>{escape(what)}</span><code>{escape(command)}</code>"
+        f'<button data-copy aria-label="Copy: {escape(what)}"><span aria-live="polite">Copy</span></button></li>'
+        for what, command in commands(context, device).items()
+    )
+    note = "For a shell on the server's machine. For a broker on another machine, the first two need --host HOST."
+    return (
+        f'<h2>Commands</h2><ul class="sheet padded items copied">{rows}</ul><p class="quiet after">{note}</p>'
+    )
+
+
 def history(page: DevicePage) -> Chart | None:
     """Accuracy by report, from two reports on; a report is named by its release, or its round, and its time."""
     measured = [one for one in reversed(page.reports) if one.after is not None or one.before is not None]
@@ -299,6 +355,7 @@ def build(board: PageBoard, address: Address) -> None:
     board.chart(find, cold_start, "Held-out accuracy, % by labels per class")
     board.chart(find, spread, "Samples by class")
     board.html(find, description)
+    board.html(find, lambda page: command_list(board.context, page.record.device))
     board.table(find, SETTINGS, lambda page: page.settings, "Settings")
     board.table(find, REPORTS, lambda page: page.reports, "Reports")
     board.table(find, REQUESTS, lambda page: page.requests, "Requests")

@@ -4,6 +4,7 @@ Reports are read for the devices of the page only, unless it is sorted by one of
 as 50.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -11,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 from nicegui import ui
-from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, case, func, or_, select
+from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, case, func, null, or_, select
 
 from edge_fl.console.units import NOTHING, ago, escape, number, positive, share
 from edge_fl.heads import wording
@@ -31,15 +32,18 @@ from edge_fl_console.dashboard.parts import (
     outlier,
     place,
     sigmas,
+    tags,
+    version,
     word,
 )
 from edge_fl_server import selectors
-from edge_fl_server.registry import Database
+from edge_fl_server.registry import Database, registered_tags
 from edge_fl_server.registry.registered_devices import STANDING, of_fleet
 from edge_fl_server.registry.tables import devices, reports
 from edge_fl_server.selectors import SelectorError
 
 PER_PAGE = 50
+MAX_AGENTS = 500  # different versions that are sorted
 SEARCHED = ("device", "status", "quarantine", "activity", "why")  # and whether it is blocked
 
 
@@ -86,6 +90,8 @@ class FleetRow(Struct, frozen=True):
     epsilon: float | None
     outlier_score: float
     attention: int
+    agent: str = ""
+    tags: Mapping[str, str] = {}
     fitted: str = ""
     fit_labels: int = 0
     own_weight: float = 0.0
@@ -131,11 +137,12 @@ def read(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAG
         chosen: BindParameter[Any] = bindparam("chosen", names, expanding=True, literal_execute=True)
         matching = and_(matching, devices.c.device.in_(chosen))
     by_status = standing.by_status(db, fleet)
+    agents = _agents(db, fleet) if query.sort == "agent" else []
     with db.reading() as connection:
         matches = connection.execute(select(func.count()).where(matching)).scalar_one()
         pages = max(1, -(-matches // per_page))
         number = min(max(query.page, 0), pages - 1)
-        order = _order(columns, query)
+        order = _order(columns, query, agents)
         listed = select(devices.c.device).where(matching).order_by(*order)
         names = list(connection.execute(listed.limit(per_page).offset(number * per_page)).scalars())
     shown = select(*(column.label(name) for name, column in columns.items()))
@@ -143,8 +150,9 @@ def read(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAG
         row.device: row
         for row in db.find(shown.where(of_fleet(fleet), devices.c.device.in_(names)), FleetRow)
     }
+    tagged = registered_tags.of_devices(db, fleet, devices=names)
     return FleetPage(
-        tuple(rows[name] for name in names if name in rows),
+        tuple(replace(rows[name], tags=tagged.get(name, {})) for name in names if name in rows),
         matches,
         sum(by_status.values()),
         by_status,
@@ -191,6 +199,7 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         .correlate(devices)
         .scalar_subquery(),
         "attention": standing.ATTENTION,
+        "agent": func.coalesce(selectors.ATTRIBUTES["agent"], ""),
         "fitted": func.coalesce(of_newest_head(reports.c.head), ""),
         "fit_labels": func.coalesce(of_newest_head(reports.c.samples), 0),
         "fit_after": of_newest_head(reports.c.after),
@@ -201,11 +210,24 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
     }
 
 
-def _order(columns: dict[str, ColumnElement[Any]], query: FleetQuery) -> tuple[ColumnElement[Any], ...]:
-    """By the chosen column, devices without a value after all others, then by name."""
+def _agents(db: Database, fleet: str) -> list[str]:
+    """The versions of the fleet's agents, ascending; the first MAX_AGENTS of them."""
+    agent = selectors.ATTRIBUTES["agent"].label("agent")
+    rows = db.rows(select(agent).where(of_fleet(fleet), agent != "").distinct().limit(MAX_AGENTS))
+    known = ((selectors.version(row.agent), row.agent) for row in rows)
+    return [agent for _, agent in sorted((version, agent) for version, agent in known if version)]
+
+
+def _order(
+    columns: dict[str, ColumnElement[Any]], query: FleetQuery, agents: Sequence[str]
+) -> tuple[ColumnElement[Any], ...]:
+    """By the chosen column, devices without a value after all others, then by name; `agents` are the versions in their order."""
     if not query.sort:
         return (standing.ATTENTION.desc(), devices.c.device)
     key = columns.get(query.sort, devices.c.device)
+    if query.sort == "agent":
+        places = [(key == agent, place) for place, agent in enumerate(agents)]
+        key = case(*places) if places else null()
     present = key.is_not(None)
     return (present.desc(), key.desc() if query.down else key, devices.c.device)
 
@@ -277,8 +299,13 @@ def _message(row: FleetRow) -> str:
     return f"<p>{text}</p><p>{buttons}</p>"
 
 
+def _device(row: FleetRow) -> str:
+    """A link to the device's page, and its tags."""
+    return device_link(row.device) + tags(row.tags)
+
+
 COLUMNS = (
-    PageColumn("Device", "device", device_link, True),
+    PageColumn("Device", "device", device_link, True, cell=_device),
     PageColumn("Status", "status", sortable=True, cell=_status),
     PageColumn("Before %", "before", share, True, minor=True),
     PageColumn("Accuracy after %", "after", share, True, cell=_accuracy),
@@ -288,6 +315,7 @@ COLUMNS = (
     PageColumn("Tier", "tier", _named, True, minor=True),
     PageColumn("Head", "head", _named, True, minor=True, cell=_head),
     PageColumn("Head age", "head_at", ago, True, minor=True),
+    PageColumn("Agent", "agent", version, True),
     PageColumn("Samples", "samples", number, True, minor=True),
     PageColumn("Last seen", "seen_at", ago, True, minor=True),
     PageColumn("Drift", "drift", sigmas, True, minor=True),
@@ -323,6 +351,11 @@ def address_of(query: FleetQuery) -> str:
             if value != getattr(DEFAULT, name)
         }
     )
+
+
+def chosen(query: FleetQuery) -> int:
+    """The number of filters in use, with the order."""
+    return sum(map(bool, (query.where, query.only, query.status, query.tier, query.sort)))
 
 
 def statuses(page: FleetPage) -> dict[str, str]:
@@ -382,31 +415,32 @@ def build(board: PageBoard, address: Address) -> None:
         search = ui.input(placeholder="Search  /", value=query.search)
         search.props('type=search dense outlined debounce=200 aria-label="Search devices"')
         search.on_value_change(lambda event: change(search=str(event.value or "")[:80]))
-        where = ui.input(placeholder="Selector, such as site=berlin", value=query.where)
-        where.props('dense outlined debounce=600 aria-label="Select devices by tags and attributes"')
-        where.on_value_change(lambda event: change(where=str(event.value or "").strip()[:1000]))
-        only = ui.toggle({query.only: query.only or "all"}, value=query.only).props(TOGGLE)
-        only.on_value_change(lambda event: change(only=event.value))
-        status = ui.toggle({query.status: query.status or "all states"}, value=query.status).props(TOGGLE)
-        status.on_value_change(lambda event: change(status=event.value))
-        tier = ui.toggle(TIERS, value=query.tier if query.tier in TIERS else "").props(TOGGLE)
-        tier.on_value_change(lambda event: change(tier=event.value))
-        sort = ui.element("select").props('aria-label="Sort"').classes("phone")
-        with sort:
-            for name, label in SORTS.items():
-                chosen = " selected" if name == query.sort else ""
-                ui.element("option").props(f'value="{name}" label="Sort: {label}"{chosen}')
-        sort.on("change", sort_by, js_handler="(event) => emit(event.target.value)")
+        with board.filters(lambda: chosen(query)):
+            where = ui.input(placeholder="Selector: site=berlin and agent<0.2.0", value=query.where)
+            where.props('dense outlined debounce=600 aria-label="Select devices by tags and attributes"')
+            where.on_value_change(lambda event: change(where=str(event.value or "").strip()[:1000]))
+            only = ui.toggle({query.only: query.only or "all"}, value=query.only).props(TOGGLE)
+            only.on_value_change(lambda event: change(only=event.value))
+            status = ui.toggle({query.status: query.status or "all states"}, value=query.status).props(TOGGLE)
+            status.on_value_change(lambda event: change(status=event.value))
+            tier = ui.toggle(TIERS, value=query.tier if query.tier in TIERS else "").props(TOGGLE)
+            tier.on_value_change(lambda event: change(tier=event.value))
+            sort = ui.element("select").props('aria-label="Sort"').classes("phone")
+            with sort:
+                for name, label in SORTS.items():
+                    selected = " selected" if name == query.sort else ""
+                    ui.element("option").props(f'value="{name}" label="Sort: {label}"{selected}')
+            sort.on("change", sort_by, js_handler="(event) => emit(event.target.value)")
     board.html(find, note)
     table = board.table(find, COLUMNS, lambda page: page.rows, per_page=PER_PAGE)
 
     def show(page: FleetPage) -> None:
-        for toggle, options, chosen in (
+        for toggle, options, value in (
             (status, statuses(page), query.status),
             (only, groups(page), query.only),
         ):
             if options != toggle.options:
-                toggle.set_options(options, value=chosen if chosen in options else "")
+                toggle.set_options(options, value=value if value in options else "")
         update(table, "visible-columns", visible(page))
         pagination = {"sortBy": query.sort, "descending": query.down, "page": page.page + 1}
         update(table, "pagination", {**pagination, "rowsPerPage": PER_PAGE, "rowsNumber": page.matches})
