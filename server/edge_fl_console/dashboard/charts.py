@@ -10,6 +10,7 @@ from msgspec import Struct
 COLOURS = 6
 ONE_DECIMAL = "(p) => p.value.toFixed(1)"
 LARGEST_DOT, SMALLEST_DOT = 20.0, 2.4  # pixels
+LABELLED = 12  # bars that have room for their numbers on a phone
 QUIET = {"color": "var(--quiet)", "fontSize": 11}
 SCALE = {
     "type": "value",
@@ -131,7 +132,7 @@ def lines(
 
 
 def columns(counts: Sequence[int]) -> Chart | None:
-    """Samples by class, with their numbers where there is room for them."""
+    """Samples by class, with their numbers on up to LABELLED classes."""
     if not any(counts):
         return None
     bars = {
@@ -139,7 +140,7 @@ def columns(counts: Sequence[int]) -> Chart | None:
         "data": [count or None for count in counts],
         "itemStyle": {"color": "var(--s0)"},
         "barWidth": "70%",
-        "label": {"show": True, "position": "top", **QUIET},
+        "label": {"show": len(counts) <= LABELLED, "position": "top", **QUIET},
         "labelLayout": {"hideOverlap": True},
     }
     options = {
@@ -164,8 +165,10 @@ def dots(counts: Mapping[str, Sequence[int]]) -> Chart | None:
     if not largest:
         return None
 
+    column = max(min(44, 1100 / classes), 11)  # pixels
+
     def size(count: int) -> float:
-        return round(max(LARGEST_DOT * sqrt(count / largest), SMALLEST_DOT), 1)
+        return round(max(min(LARGEST_DOT, column) * sqrt(count / largest), SMALLEST_DOT), 1)
 
     points = [
         {
@@ -181,7 +184,7 @@ def dots(counts: Mapping[str, Sequence[int]]) -> Chart | None:
     labels = {**AXIS, **_named("class", "middle", 26), "data": [str(label) for label in range(classes)]}
     options = {
         **BASE,
-        "grid": {**BASE["grid"], "top": 46, "right": 16},
+        "grid": {**BASE["grid"], "top": 46, "bottom": 24, "right": 16},
         "tooltip": {**BASE["tooltip"], "formatter": "{b}"},
         "xAxis": {**labels, "position": "top"},
         "yAxis": {
@@ -200,8 +203,9 @@ def dots(counts: Mapping[str, Sequence[int]]) -> Chart | None:
     )
     legend = f'<ul class="legend"><li>Samples of a class on a device, by the area of the dot:</li>{keys}</ul>'
     name = max(map(len, counts))
-    width = f"max-width: {44 * classes + 7 * name + 40}px; min-width: {14 * classes + 7 * name + 20}px"
-    return Chart(options, 22 * len(counts) + 60, width, legend)
+    edges = 7 * name + 30
+    width = f"max-width: {column * classes + edges:.0f}px; min-width: {11 * classes + edges}px"
+    return Chart(options, 22 * len(counts) + 80, width, legend)
 
 
 def _named(name: str, where: str, gap: int) -> dict[str, Any]:
@@ -231,12 +235,14 @@ def _hint(curves: Sequence[ChartCurve], places: Sequence[int], step: str) -> dic
 
 
 def _range(curves: Sequence[ChartCurve]) -> dict[str, float]:
-    """The ends of the axis in per cent: multiples of 5 around all points and bands, within 0 to 100."""
+    """The ends of the axis in per cent and its steps: around all points and bands, within 0 to 100, each end a whole number of steps."""
     points = [(mean, curve.std.get(x, 0.0)) for curve in curves for x, mean in curve.mean.items()]
     known = [(mean, std if isfinite(std) else 0.0) for mean, std in points if isfinite(mean)]
-    low = 5 * floor(20 * max(min(mean - std for mean, std in known), 0.0))
-    high = 5 * ceil(20 * min(max(mean + std for mean, std in known), 1.0))
-    return {"min": min(low, 95), "max": max(high, low + 5) if low < 100 else 100}
+    low = 100 * max(min(mean - std for mean, std in known), 0.0)
+    high = 100 * min(max(mean + std for mean, std in known), 1.0)
+    step = next((step for step in (1, 2, 5, 10) if high - low <= 6 * step), 20)
+    low = min(step * floor(round(low, 6) / step), 100 - step)
+    return {"min": low, "max": max(step * ceil(round(high, 6) / step), low + step), "interval": step}
 
 
 def _percent(values: Mapping[int, float], places: Sequence[int]) -> list[float | None]:

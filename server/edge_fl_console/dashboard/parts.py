@@ -51,7 +51,7 @@ def outlier(score: float) -> str:
     return f'<span class="text-bad">{text}</span>' if score >= 1 else text
 
 
-LONG = 26  # characters of a name, beyond which it is wrapped
+LONG = 22  # characters of a name, beyond which it is wrapped
 MAX_PAGE = 10**8
 """The highest number of a page of rows."""
 NUMERIC = frozenset({number, positive, share, size, seconds, ago, sigmas, decimal, outlier})
@@ -65,7 +65,8 @@ WRAPPED = frozenset({"Reason", "Detail", "Error", "Text", "Message"})
 class PageColumn(Struct, frozen=True):
     """A column of a table: its label, the attribute of a row that it shows, and its format as markup.
 
-    `cell` draws the cell from the whole row instead; `markup` then only says how it is aligned. A `minor` column is left out on a phone.
+    `cell` draws the cell from the whole row instead; `markup` then only says how it is aligned. A `minor` column is left out on a phone, one
+    that `wraps` becomes narrow in a table that is too wide.
     """
 
     label: str
@@ -74,6 +75,7 @@ class PageColumn(Struct, frozen=True):
     sortable: bool = False
     cell: Callable[[Any], str] | None = None
     minor: bool = False
+    wraps: bool = False
 
     def draw(self, row: Any) -> str:
         return self.cell(row) if self.cell else self.markup(attrgetter(self.name)(row))
@@ -88,7 +90,13 @@ class PageColumn(Struct, frozen=True):
             "field": self.name,
             "align": "right" if right and self.label not in WRAPPED else "left",
             "classes": " ".join(
-                [*(["wide"] if self.label in WRAPPED else []), *(["minor"] if self.minor else [])]
+                name
+                for name, has in (
+                    ("wide", self.label in WRAPPED),
+                    ("wraps", self.wraps),
+                    ("minor", self.minor),
+                )
+                if has
             ),
             "headerClasses": "minor" if self.minor else "",
             "sortable": self.sortable,
@@ -184,9 +192,9 @@ def tags(given: Mapping[str, str]) -> str:
     return f'<div class="tags">{"".join(links)}</div>' if given else ""
 
 
-def version(text: str) -> str:
+def version(text: str | None) -> str:
     """A version of software; a dash for none."""
-    return f'<span class="{_wrapped(text)}">{escape(text)}</span>' if text else NOTHING
+    return f'<span class="version{_wrapped(text)}">{escape(text)}</span>' if text else NOTHING
 
 
 def device_link(device: str) -> str:

@@ -259,7 +259,7 @@ def crowd(db: Database, folder: Path) -> str:
     able = [
         Capability(
             "head", "Raspberry Pi Compute Module 4 Rev 1.1", "3.13.5", "1.20.0", 21, 3792, 20480, 4000,
-            rng.poisson(40, MANY_CLASSES).tolist(), "auto", agent="0.10.0rc1.dev20261128+g0123456789abcdef",
+            rng.poisson(40, MANY_CLASSES).tolist(), "auto", agent="0.10.0rc1.dev20261128+g0123456789abcdef", drift=1.2,
         )
         for _ in names
     ]  # fmt: skip
@@ -305,16 +305,14 @@ def crowd(db: Database, folder: Path) -> str:
         ),
     )  # fmt: skip
     kinds = ("logistic", "svm", "mlp", "prototypes")
-    by_labels = {
-        metrics.at_labels(n, kind): 0.99 - 0.5 / n for n in (1, 2, 5, 10) for kind in kinds
-    }
+    by_labels = {metrics.at_labels(n, kind): 0.99 - 0.5 / n for n in (1, 2, 5, 10) for kind in kinds}
     add(
         db,
         tables.reports,
         *(
             ReportRecord(
                 "main", names[0], f"long-{number}", run, number, "head", 4000,
-                {metrics.TEST_SAMPLES: 60, **by_labels}, 0.7, 0.8 + number % 9 / 50, number, "logistic", 1.1, 52_000, 900,
+                {metrics.TEST_SAMPLES: 60, metrics.FLEET: 0.6, metrics.EPSILON: 1.25, metrics.OWN_WEIGHT: 0.4, **by_labels}, 0.7, 0.8 + number % 9 / 50, number, "logistic", 1.1, 52_000, 900,
                 received_at=at(60 - number),
             )
             for number in range(1, 60)

@@ -90,7 +90,7 @@ class FleetRow(Struct, frozen=True):
     epsilon: float | None
     outlier_score: float
     attention: int
-    agent: str = ""
+    agent: str | None = None
     tags: Mapping[str, str] = {}
     fitted: str = ""
     fit_labels: int = 0
@@ -199,7 +199,7 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         .correlate(devices)
         .scalar_subquery(),
         "attention": standing.ATTENTION,
-        "agent": func.coalesce(selectors.ATTRIBUTES["agent"], ""),
+        "agent": func.nullif(selectors.ATTRIBUTES["agent"], ""),
         "fitted": func.coalesce(of_newest_head(reports.c.head), ""),
         "fit_labels": func.coalesce(of_newest_head(reports.c.samples), 0),
         "fit_after": of_newest_head(reports.c.after),
@@ -306,14 +306,14 @@ def _device(row: FleetRow) -> str:
 
 COLUMNS = (
     PageColumn("Device", "device", device_link, True, cell=_device),
-    PageColumn("Status", "status", sortable=True, cell=_status),
+    PageColumn("Status", "status", sortable=True, cell=_status, wraps=True),
     PageColumn("Before %", "before", share, True, minor=True),
-    PageColumn("Accuracy after %", "after", share, True, cell=_accuracy),
+    PageColumn("Accuracy after %", "after", share, True, cell=_accuracy, wraps=True),
     PageColumn("Fleet's head %", "fleet_after", share, True, minor=True),
     PageColumn("Message", "attention", number, True, _message),
     PageColumn("Release", "release", positive, True),
     PageColumn("Tier", "tier", _named, True, minor=True),
-    PageColumn("Head", "head", _named, True, minor=True, cell=_head),
+    PageColumn("Head", "head", _named, True, minor=True, cell=_head, wraps=True),
     PageColumn("Head age", "head_at", ago, True, minor=True),
     PageColumn("Agent", "agent", version, True),
     PageColumn("Samples", "samples", number, True, minor=True),
@@ -416,7 +416,7 @@ def build(board: PageBoard, address: Address) -> None:
         search.props('type=search dense outlined debounce=200 aria-label="Search devices"')
         search.on_value_change(lambda event: change(search=str(event.value or "")[:80]))
         with board.filters(lambda: chosen(query)):
-            where = ui.input(placeholder="Selector: site=berlin and agent<0.2.0", value=query.where)
+            where = ui.input(placeholder="Selector, such as site=berlin", value=query.where)
             where.props('dense outlined debounce=600 aria-label="Select devices by tags and attributes"')
             where.on_value_change(lambda event: change(where=str(event.value or "").strip()[:1000]))
             only = ui.toggle({query.only: query.only or "all"}, value=query.only).props(TOGGLE)
