@@ -37,7 +37,8 @@ LAYOUT = r"""() => {
     const frame = svg.getBoundingClientRect();
     const texts = [...svg.querySelectorAll("text")].filter((one) => one.textContent.trim() && one.checkVisibility());
     const boxes = texts.map((one) => [one, one.getBoundingClientRect()]).filter(([, box]) => box.width > 0);
-    const outside = ([, box]) => Math.max(frame.left - box.left, box.right - frame.right, frame.top - box.top, box.bottom - frame.bottom) > 2;
+    const beyond = (box) => [frame.left - box.left, box.right - frame.right, frame.top - box.top, box.bottom - frame.bottom];
+    const outside = ([, box]) => Math.max(...beyond(box)) > 2;
     const apart = (a, b) => a.right - 1 <= b.left || b.right - 1 <= a.left || a.bottom - 2 <= b.top || b.bottom - 2 <= a.top;
     return [
       ...boxes.filter(outside).map(([one]) => `a label of a chart is cut off: ${named(one)}`),
@@ -138,7 +139,7 @@ class Visit:
         self.page.evaluate(SETTLED)
 
     def flaws(self) -> list[str]:
-        """What is cut off or, in a wide window, scrolls sideways; labels that overlap; a wrong background; axe-core's serious violations."""
+        """What is cut off or, in a wide window, scrolls sideways; overlapping labels; a wrong background; axe-core's serious violations."""
         from axe_playwright_python.sync_playwright import Axe
 
         found = list(self.page.evaluate(LAYOUT))
@@ -165,6 +166,6 @@ def visiting(browser: Any, home: str, *, width: int = 1440, scheme: str = "light
     try:
         visit = Visit(context.new_page(), home)
         yield visit
-        assert not visit.complaints
+        assert not visit.complaints, "\n".join(visit.complaints)
     finally:
         context.close()

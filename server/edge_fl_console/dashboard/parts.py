@@ -65,8 +65,8 @@ WRAPPED = frozenset({"Reason", "Detail", "Error", "Text", "Message"})
 class PageColumn(Struct, frozen=True):
     """A column of a table: its label, the attribute of a row that it shows, and its format as markup.
 
-    `cell` draws the cell from the whole row instead; `markup` then only says how it is aligned. A `minor` column is left out on a phone, one
-    that `wraps` becomes narrow in a table that is too wide.
+    `cell` draws the cell from the whole row instead; `markup` then only says how it is aligned. A `minor` column is left out on a phone,
+    and one that `wraps` becomes narrow where the table is too wide.
     """
 
     label: str

@@ -145,7 +145,9 @@ def test_every_command_on_a_device_exists_and_is_quoted_for_a_shell(
         assert words[words.index("--home") + 1] == str(home) and "pi-07" in words
         assert words[words.index("--fleet") + 1] == "plant-2" and "--database" not in words
         outcomes.append((main(words[1:]), capsys.readouterr().err))
-    print(*outcomes, sep="\n")
+    said = ("/identities/operator/client.key", "", "key 'KEY'", "device 'NEW'", "expected --yes")
+    for (code, error), expected in zip(outcomes, (said[0], *said), strict=True):
+        assert (code, expected in error) == (4 if expected else 0, True), error
 
 
 def test_search_and_filters_narrow_the_fleet(db: Database) -> None:

@@ -84,17 +84,22 @@ def read(db: Database, fleet: str, query: LogQuery) -> LogPage:
 
 def period(since: str, until: str) -> Days:
     """The days from the first to the last one. Raises InputError."""
-    days: dict[str, date] = {}
     for name, given in (("from", since), ("to", until)):
-        try:
-            if given:
-                days[name] = date.fromisoformat(given)
-        except ValueError as error:
-            raise InputError(f"{name}: {given[:40]!r}, expected a day such as 2026-11-20") from error
-    if len(days) == 2 and days["from"] > days["to"]:
+        if given and not _day(given):
+            raise InputError(f"{name}: {given[:40]!r}, expected a day such as 2026-11-20")
+    first, last = _day(since), _day(until)
+    if first and last and first > last:
         raise InputError(f"from {since} to {until}: expected the earlier day first")
-    after = days["to"] + timedelta(1) if days.get("to", date.max) < date.max else None
-    return str(days.get("from", "")), str(after or "")
+    after = last + timedelta(1) if last and last < date.max else None
+    return str(first or ""), str(after or "")
+
+
+def _day(text: str) -> date | None:
+    """The day of this text; None for anything else."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        return None
 
 
 def newest(
@@ -339,7 +344,7 @@ def build(board: PageBoard, address: Address) -> None:
             level = ui.toggle({"": "all"} | {name: name for name in LEVELS}, value=shown)
             level.props(TOGGLE).on_value_change(lambda event: change(level=event.value))
             for field, label in (("since", "From"), ("until", "To")):
-                day = ui.input(value=getattr(query, field)).classes("day")
+                day = ui.input(value=str(_day(getattr(query, field)) or "")).classes("day")
                 day.props(f'type=date dense outlined prefix={label} aria-label="{label}, UTC day"')
                 day.on_value_change(lambda event, field=field: change(**{field: str(event.value or "")}))
     board.html(find, lambda page: note(page, query))
