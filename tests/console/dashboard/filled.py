@@ -252,10 +252,10 @@ LONG = "a-camera-at-the-north-gate"
 MANY_CLASSES = 100
 
 
-def crowd(db: Database, folder: Path) -> str:
-    """Names as long as they may be, many classes, tags, reports and rounds; the name of a device with all of them."""
+def crowd(db: Database, folder: Path) -> None:
+    """Add names as long as they may be, many classes, tags, reports and rounds; the first device has all of them."""
     rng = np.random.default_rng(35)
-    names = [f"{LONG}-{number:05d}" for number in range(40)]
+    names = [f"{LONG}-{number:05d}" for number in range(12)]
     able = [
         Capability(
             "head", "Raspberry Pi Compute Module 4 Rev 1.1", "3.13.5", "1.20.0", 21, 3792, 20480, 4000,
@@ -299,9 +299,9 @@ def crowd(db: Database, folder: Path) -> str:
         *(
             RoundRecord(
                 "toy-2", number, 9, 9, 3.0, 9**9, 9**9, {name: mean - 0.3 * 0.98**number for name, mean in means.items()},
-                dict.fromkeys(means, 9 - number % 7), at(200 - number),
+                dict.fromkeys(means, 9 - number % 7), at(100 - number),
             )
-            for number in range(1, 191)
+            for number in range(1, 61)
         ),
     )  # fmt: skip
     kinds = ("logistic", "svm", "mlp", "prototypes")
@@ -321,7 +321,6 @@ def crowd(db: Database, folder: Path) -> str:
                 measured, 0.7, 0.8 + number % 9 / 50, number, "logistic", 1.1, 52_000, 900,
                 received_at=at(60 - number),
             )
-            for number in range(1, 60)
+            for number in range(1, 31)
         ),
     )  # fmt: skip
-    return names[0]

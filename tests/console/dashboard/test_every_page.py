@@ -30,7 +30,8 @@ def pages(device: str, run: str) -> list[str]:
 
 
 PAGES = pages(filled.name(filled.WORST), "toy-0")
-QUERIES = ("/log?search=norm&from=2020-01-01&level=warning", "/fleet?where=agent%3C0.2.0&sort=agent")
+MISSING = "/no/such/page"
+QUERIES = ("/log?search=norm&from=2020-01-01&level=warning", "/fleet?where=agent%3C0.2.0&sort=agent", MISSING)
 ALARM = '[role="alert"] .alarm'
 ONLINE = 2  # sequence number of the second server
 
@@ -94,18 +95,24 @@ def test_every_page_in_every_state(browser: Any, tmp_path: Path) -> None:
     assert not flaws, "\n".join(flaws)
 
 
-def test_long_names_many_classes_queries_and_errors_in_every_look(browser: Any, tmp_path: Path) -> None:
+CROWDED = pages(f"{filled.LONG}-00000", "toy-2")
+
+
+@pytest.mark.parametrize("paths", [CROWDED[:3], CROWDED[3:], QUERIES], ids=["devices", "others", "queries"])
+def test_long_names_many_classes_queries_and_errors_in_every_look(
+    browser: Any, tmp_path: Path, paths: Sequence[str]
+) -> None:
     flaws = []
     registry = tmp_path / "registry.sqlite"
     with closing(Database.open(registry)) as db, dashboard(registry) as service:
-        filled.fill(db, 60, tmp_path)
-        filled.evaluate(db, 60)
+        filled.fill(db, 20, tmp_path)
+        filled.evaluate(db, 20)
+        filled.crowd(db, tmp_path)
         fleets.begin(db, "main", 1)
-        device = filled.crowd(db, tmp_path)
         with visiting(browser, service.address) as visit:
-            for path in (*dict.fromkeys((*pages(device, "toy-2"), *QUERIES)), "/no/such/page"):
+            for path in paths:
                 fleets.beat(db, "main", 1)
-                visit.go(path, status=404 if "no/such" in path else 200)
+                visit.go(path, status=404 if path == MISSING else 200)
                 flaws += looked(visit, f"crowd{path}")
     assert not flaws, "\n".join(flaws)
 
