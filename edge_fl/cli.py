@@ -1,8 +1,8 @@
 """The command `edge-fl`. Commands are loaded from the entry points "edge_fl.commands", so this package imports none of its siblings.
 
 Each entry point is a function `register(app: App) -> None` in a package's `cli` module, which imports nothing heavy before a command runs.
-Every error ends as one line on stderr and an exit code: 0 success, 1 run failed, 2 cannot connect or access denied, 3 deadline, 4 bad
-input, 130 interrupted by Ctrl-C or SIGTERM, 141 standard output was closed by its reader.
+Every error ends as one line on stderr and an exit code: 0 success, 1 run failed, 2 cannot connect or access denied, 3 deadline or gate,
+4 bad input, 130 interrupted by Ctrl-C or SIGTERM, 141 standard output was closed by its reader.
 """
 
 from __future__ import annotations

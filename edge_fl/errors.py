@@ -14,6 +14,7 @@
     │   └── KilledError               1  a child process that a signal ended
     ├── ConnectError                  2  no broker, or access denied
     ├── DeadlineError                 3  a deadline passed
+    ├── GateError                     3  a gate aborted or paused the roll-out of a release
     └── InputError                    4  invalid input from a person
         ├── ConfigError               4  a recipe or an option
         ├── DataError                 4  images, labels, folders, splits
@@ -130,6 +131,12 @@ class ConnectError(EdgeFLError):
 
 class DeadlineError(EdgeFLError):
     """A deadline passed."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class GateError(EdgeFLError):
+    """A gate aborted or paused the roll-out of a release."""
 
     exit_code: ClassVar[int] = 3
 

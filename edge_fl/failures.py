@@ -270,6 +270,13 @@ class Failure(StrEnum):
         final=True,
     )
 
+    SHUT_DOWN = states(
+        "shut_down",
+        "agent",
+        "it was stopped, or starts again for an update or for other settings",
+        calm=True,
+    )
+
     TOO_FEW = states("too_few", "secure sum", "too few devices remained")
     OUT_OF_ORDER = states("out_of_order", "secure sum", "a stage that is not the next")
     INCONSISTENT = states("inconsistent", "secure sum", "shares or survivors are not those of the cohort")

@@ -100,6 +100,16 @@ FormatOption = Annotated[
     Format, option("--format table|json", "Output format: table for reading, JSON for scripts.")
 ]
 YesOption = Annotated[bool, option("--yes", "Do not ask for confirmation.")]
+IDENTITIES = Path("runs/identities")
+IdentitiesOption = Annotated[
+    Path,
+    option("--identities FOLDER", "Folder of the certificate authority; do not copy it to devices.", FOLDERS),
+]
+CertOption = Annotated[
+    Path | None, option("--cert FILE", "Certificate of this service for TLS (PEM).", CONNECTION)
+]
+KeyOption = Annotated[Path | None, option("--key FILE", "Private key of --cert (PEM).", CONNECTION)]
+WAIT = "Longest time to wait, in seconds"
 DATA_DIR = option("--data-dir FOLDER", "Folder of the datasets' .npz files.", DATA)
 PortOption = Annotated[
     int | None,
@@ -119,7 +129,7 @@ class BrokerAddressOptions:
         Path | None,
         option(
             "--identity FOLDER",
-            "Folder with this client's certificate (edge-fl fleet enrol), or with username and password; enables TLS [plaintext].",
+            "Identity folder: this client's certificate (edge-fl fleet enrol), or username and password; enables TLS [plaintext].",
             CONNECTION,
         ),
     ] = None
@@ -130,7 +140,13 @@ class ConnectionOptions(BrokerAddressOptions):
     """The broker and the fleet, where options replace what a file of settings says."""
 
     fleet: Annotated[
-        str | None, option("--fleet FLEET", "Name of the fleet [main].", CONNECTION, callback=fleet_name)
+        str | None,
+        option(
+            "--fleet FLEET",
+            "Name of the fleet; it may be new, as devices wait for their server [main].",
+            CONNECTION,
+            callback=fleet_name,
+        ),
     ] = None
 
     def given(self) -> dict[str, object]:

@@ -111,6 +111,7 @@ class Board:
     environment: dict[str, str] = field(default_factory=dict)
     head: str = "nearest"
     fleet: str = "agents"
+    identity: Path | None = None
     prefix: list[str] = field(default_factory=list)  # what starts the command, as in tests.network
     process: subprocess.Popen[bytes] | None = None
 
@@ -138,6 +139,7 @@ class Board:
             f'head = "{self.head}"',
         ]
         lines += ["watch_s = 0", "[broker]", f"port = {self.port}", f'fleet = "{self.fleet}"']
+        lines += [f'identity = "{self.identity}"'] if self.identity else []
         lines += ["[update]"] if update else []
         lines += [f"{key} = {json.dumps(value)}" for key, value in update.items()]
         config = self.folder / "config.toml"

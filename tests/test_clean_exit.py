@@ -82,7 +82,17 @@ def test_a_comparison_in_parallel_leaves_nothing(number: signal.Signals, tmp_pat
 def test_a_simulated_clients_leaves_nothing(
     number: signal.Signals, mosquitto: Mosquitto, tmp_path: Path
 ) -> None:
-    fleet = ["fleet", "up", "--head", "2", "--full", "1", "--fleet", f"end-{number.name.lower()}", "--watch"]
+    fleet = [
+        "fleet",
+        "up",
+        "--head-only",
+        "2",
+        "--full",
+        "1",
+        "--fleet",
+        f"end-{number.name.lower()}",
+        "--watch",
+    ]
     with running(edge_fl(*fleet, "--port", str(mosquitto.endpoint.port)), tmp_path) as command:
         command.wait_for(lambda: command.says("3/3 connected"))
         os.kill(command.process.pid, number)

@@ -21,11 +21,33 @@ from edge_fl.cli import INTERRUPTED
 from edge_fl.console.help import PANELS
 from tests.leftovers import processor_s
 
-SEVERAL_KINDS = {
-    "--format",  # not every result is a table
-    "--identity",  # `device reset --identity` deletes it
-    "--since",  # a time of the registry, an age on a device's clock
+SEVERAL = {
+    "--format": "one meaning, and not every result is a table: report writes a page, predictions are also CSV",
+    "--dir": "the own folder of what runs: a device, the broker, or all devices of a simulated fleet",
+    "--port": "where a client finds the broker, or where the command itself listens: never both on one command",
 }
+"""Options whose metavar or meaning differs between commands, and why one name is right."""
+SYNONYMS = (
+    {"--dir", "--directory", "--folder", "--path"},
+    {"--out", "--output", "--to", "--dest", "--into"},
+    {"--runs", "--results"},
+    {"--identities", "--ca-dir", "--pki"},
+    {"--wait", "--timeout", "--deadline", "--max-wait"},
+    {"--yes", "--anyway", "--force", "--assume-yes"},
+    {"--where", "--select", "--selector", "--filter", "--only"},
+    {"--since", "--from", "--after", "--resolved", "--newer"},
+    {"--until", "--before", "--older"},
+    {"--limit", "--last", "--max", "--number"},
+    {"--id", "--device", "--name", "--device-id"},
+    {"--host", "--broker", "--server", "--address"},
+    {"--listen", "--bind"},
+    {"--format", "--json", "--csv", "--output-format"},
+    {"--seeds", "--seed", "--random-state"},
+    {"--quiet", "--silent"},
+    {"--set", "--option", "--param"},
+    {"--log-format", "--log"},
+)
+"""Names for one thing: at most one of each set is an option."""
 
 EDGE_FL = [sys.executable, "-m", "edge_fl"]
 ROOT: Any = get_command(cli.load(metadata.entry_points(group=cli.ENTRY_POINTS)).root)
@@ -164,11 +186,35 @@ def test_ctrl_c_in_the_first_second_gives_one_line(after_s: float, tmp_path: Pat
         assert child.returncode in (1, *SHELLS_130) and "edge_fl" not in error
 
 
-def test_an_option_takes_the_same_on_every_command() -> None:
-    kinds: dict[str, dict[str | None, list[str]]] = defaultdict(lambda: defaultdict(list))
+def meaning(help: str) -> str:
+    """What an option is: its help up to the first comma, colon, bracket or full stop; the rest says what a command does with it."""
+    return re.split(r" ?[;:,.(\[]", help)[0]
+
+
+def options() -> Iterator[tuple[str, Any]]:
+    """Each option of each command, with the command's name."""
     for path, command in tree(get_command(cli.load(metadata.entry_points(group=cli.ENTRY_POINTS)).root)):
         for parameter in command.params:
-            for name in parameter.opts if parameter.param_type_name == "option" else ():
-                kinds[name][parameter.metavar].append(path)
+            if parameter.param_type_name == "option":
+                yield " ".join(path), parameter
+
+
+def test_an_option_is_the_same_on_every_command() -> None:
+    kinds: dict[str, dict[object, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for command, parameter in options():
+        for name in parameter.opts:
+            kinds[name][parameter.metavar, meaning(parameter.help)].append(command)
     several = {name: dict(found) for name, found in kinds.items() if len(found) > 1}
-    assert several.keys() == SEVERAL_KINDS, several
+    assert several.keys() == SEVERAL.keys(), several
+
+
+def test_a_meaning_has_one_name() -> None:
+    names: dict[str, set[str]] = defaultdict(set)
+    for _, parameter in options():
+        names[meaning(parameter.help)].add("/".join(parameter.opts))
+    assert not {meaning: found for meaning, found in names.items() if len(found) > 1}
+    used = {name for _, parameter in options() for name in parameter.opts}
+    assert all(len(used & synonyms) <= 1 for synonyms in SYNONYMS)
+    assert {name for name in used if not name.startswith("--")} == set(), (
+        "short names, which few options have"
+    )

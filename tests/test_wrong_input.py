@@ -17,7 +17,7 @@ WRONG = {
     "fleet list --fleet a/b": "--fleet a/b: expected 1 to 32 of a-z",
     "fleet admit pi-1 --database sqlite://": "no device 'pi-1'; nothing was changed",
     "fleet up --set data.partition=nosuch": "partition = 'nosuch': unknown name (known: dirichlet,",
-    "fleet up --head 1.5": "--head 1.5: a fraction needs --devices",
+    "fleet up --head-only 1.5": "--head-only 1.5: a fraction needs --devices",
     "fleet up --devices 3 --full 9": "--devices 3 --full 9: -6 head-only and 9 full",
     "fleet enrol": "no names, no --count and no --total",
     "broker up --ca a --cert b --key c": "a, b, c: no such file",

@@ -19,7 +19,19 @@ from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError, RunError
 from edge_fl.files.paths import text
-from edge_fl.options import CONNECTION, FOLDERS, LOOPBACK, FormatOption, fleet_name, option
+from edge_fl.options import (
+    CONNECTION,
+    FOLDERS,
+    IDENTITIES,
+    LOOPBACK,
+    WAIT,
+    CertOption,
+    FormatOption,
+    IdentitiesOption,
+    KeyOption,
+    fleet_name,
+    option,
+)
 from edge_fl_broker.provision import cli
 
 if TYPE_CHECKING:
@@ -31,7 +43,8 @@ _SECURITY = {True: "plaintext, loopback only", False: "TLS"}
 
 
 Port = Annotated[
-    int | None, option("--port N", "Port [8883, without TLS 1883].", CONNECTION, min=1, max=65535)
+    int | None,
+    option("--port N", "Port of the broker [8883, without TLS 1883].", CONNECTION, min=1, max=65535),
 ]
 
 
@@ -40,36 +53,35 @@ class BrokerOptions:
     """Where a broker listens, and who may connect."""
 
     host: Annotated[
-        str, option("--host HOST", "Address to listen on; without TLS loopback only.", CONNECTION)
+        str, option("--listen HOST", "Address to listen on; without TLS loopback only.", CONNECTION)
     ] = LOOPBACK
     port: Port = None
     fleet: Annotated[
         str,
-        option("--fleet FLEET", "Fleet whose topics clients may use.", CONNECTION, callback=fleet_name),
+        option(
+            "--fleet FLEET",
+            "Name of the fleet, whose topics clients may use; it may be a new one.",
+            CONNECTION,
+            callback=fleet_name,
+        ),
     ] = "main"
     insecure: Annotated[
         bool,
-        option("--insecure", "Plaintext without authentication, on loopback only.", CONNECTION),
+        option("--insecure", "Plaintext, without authentication; on loopback only.", CONNECTION),
     ] = False
     folder: Annotated[
         Path, option("--dir FOLDER", "Folder for configuration, log and retained messages.", FOLDERS)
     ] = Path("runs/broker")
-    home: Annotated[
-        Path,
-        option(
-            "--home FOLDER",
-            "Folder of the CA made by 'edge-fl fleet enrol'; its register decides who may connect.",
-            FOLDERS,
-        ),
-    ] = cli.DEFAULT_HOME
-    ca: Annotated[Path | None, option("--ca FILE", "CA that signs every client (PEM); replaces --home.")] = (
-        None
-    )
-    cert: Annotated[Path | None, option("--cert FILE", "Broker's certificate (PEM).")] = None
-    key: Annotated[Path | None, option("--key FILE", "Key of the broker's certificate (PEM).")] = None
+    identities: IdentitiesOption = IDENTITIES
+    ca: Annotated[
+        Path | None,
+        option("--ca FILE", "CA that signs every client (PEM); replaces --identities.", CONNECTION),
+    ] = None
+    cert: CertOption = None
+    key: KeyOption = None
 
     def settings(self) -> tuple[BrokerSettings, Authority | None]:
-        """Plaintext only on request; else TLS with given certificates, or with the CA in `home`, whose register decides who connects."""
+        """Plaintext only on request; else TLS with given certificates, or with the CA in `identities`, whose register admits clients."""
         from edge_fl.wire.endpoint import PORT, TLS_PORT
         from edge_fl_broker.config import BrokerSettings, Certificates
         from edge_fl_broker.provision import register_sync
@@ -88,8 +100,8 @@ class BrokerOptions:
             return at(Certificates(self.ca, self.cert, self.key)), None
         if self.ca or self.cert or self.key:
             raise ConfigError("TLS takes --ca, --cert and --key together, and no --insecure")
-        register_sync.require(self.home)
-        authority = Authority.open(self.home)
+        register_sync.require(self.identities)
+        authority = Authority.open(self.identities)
         settings = at(register_sync.certificates(authority, self.host))
         return register_sync.with_register(settings, authority), authority
 
@@ -102,7 +114,7 @@ def register(app: App) -> None:
     group.add(up, "edge-fl broker up --insecure")
     group.add(config, "edge-fl broker config --insecure")
     group.add(check, "edge-fl broker check --insecure")
-    group.add(certificate, "edge-fl broker certificate --host 192.168.1.20")
+    group.add(certificate, "edge-fl broker certificate --add 192.168.1.20")
     cli.register(app)
 
 
@@ -128,8 +140,10 @@ def up(
 
     if enrol:
         if options.insecure or options.ca or options.cert or options.key:
-            raise ConfigError("--enrol: expected a broker with the CA in --home, without --insecure and --ca")
-        cli.enrol_new(enrol, options.home)
+            raise ConfigError(
+                "--enrol: expected a broker with the CA in --identities, without --insecure and --ca"
+            )
+        cli.enrol_new(enrol, options.identities)
     settings, authority = options.settings()
     files = (options.ca, options.cert, options.key)
     if missing := [text(file) for file in files if file and not file.is_file()]:
@@ -157,7 +171,7 @@ def up(
     with broker, registrar:
         version = ".".join(map(str, program.version))
         security = (
-            f"TLS, clients enrolled in {text(options.home)}"
+            f"TLS, clients enrolled in {text(options.identities)}"
             if authority
             else _SECURITY[settings.certificates is None]
         )
@@ -188,20 +202,20 @@ def certificate(
     hosts: Annotated[
         list[str] | None,
         option(
-            "--host HOST", "Name or address under which devices reach the broker, to add; may be repeated."
+            "--add HOST", "Name or address under which devices reach the broker, to add; may be repeated."
         ),
     ] = None,
-    home: cli.Home = cli.DEFAULT_HOME,
+    identities: IdentitiesOption = IDENTITIES,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """List the names and addresses for which the broker's certificate is valid. With --host renew it for more of them: the CA stays, so
+    """List the names and addresses for which the broker's certificate is valid. With --add renew it for more of them: the CA stays, so
     devices need nothing, and a running 'broker up' uses it within a second.
     """
     from edge_fl_broker.provision import register_sync
     from edge_fl_broker.provision.authority import Authority
 
-    register_sync.require(home)
-    authority = Authority.open(home)
+    register_sync.require(identities)
+    authority = Authority.open(identities)
     before = authority.broker_names()
     issued = authority.broker(hosts) if hosts else authority.broker_identity()
     names = authority.broker_names()
@@ -213,55 +227,60 @@ def certificate(
 
 
 def check(
-    host: Annotated[str, option("--host HOST", "Broker's host.", CONNECTION)] = LOOPBACK,
+    host: Annotated[str, option("--host HOST", "Host of the broker.", CONNECTION)] = LOOPBACK,
     port: Port = None,
     fleet: Annotated[
         str,
-        option("--fleet FLEET", "Fleet whose topics the test messages use.", CONNECTION, callback=fleet_name),
+        option(
+            "--fleet FLEET",
+            "Name of the fleet, whose topics the test messages use; it may be a new one.",
+            CONNECTION,
+            callback=fleet_name,
+        ),
     ] = "main",
-    insecure: Annotated[bool, option("--insecure", "Connect without TLS.", CONNECTION)] = False,
-    home: Annotated[
+    insecure: Annotated[bool, option("--insecure", "Plaintext, without TLS.", CONNECTION)] = False,
+    identities: Annotated[
         Path,
         option(
-            "--home FOLDER",
-            "Folder of the CA; it certifies two temporary devices to check the access list.",
+            "--identities FOLDER",
+            "Folder of the certificate authority; it certifies two temporary devices to check the access list.",
             FOLDERS,
         ),
-    ] = cli.DEFAULT_HOME,
+    ] = IDENTITIES,
     identity: Annotated[
         Path | None,
         option(
             "--identity FOLDER",
-            "Folder with username and password; replaces --home, no access list.",
+            "Identity folder: username and password; replaces --identities, no access list.",
             CONNECTION,
         ),
     ] = None,
-    deadline_s: Annotated[
-        float, option("--deadline SECONDS", "Seconds to wait for each answer.", CONNECTION, min=0.1)
+    wait_s: Annotated[
+        float, option("--wait SECONDS", f"{WAIT}, for each answer.", CONNECTION, min=0.1)
     ] = 10.0,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Check any broker: everything that edge-fl needs, and everything that it must deny."""
     from dataclasses import asdict
 
-    from edge_fl.wire import identity as identities
+    from edge_fl.wire import identity as identity_folder
     from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
     from edge_fl_broker import checks
     from edge_fl_broker.checks import full_check
 
-    if identity and (insecure or identities.certificate_in(identity)):
+    if identity and (insecure or identity_folder.certificate_in(identity)):
         raise ConfigError(
             f"--identity {text(identity)}: expected a folder with username and password, and no --insecure;"
-            " for certificates give --home, from which two temporary devices are certified"
+            " for certificates give --identities, from which two temporary devices are certified"
         )
     endpoint = Endpoint(host, port or (PORT if insecure else TLS_PORT))
     if identity:
-        endpoint = identities.endpoint(host, port or 0, identity)
+        endpoint = identity_folder.endpoint(host, port or 0, identity)
     with _silent(logging.getLogger("edge_fl.wire")):
         if insecure or identity:
-            results = checks.check(*checks.temporary_parties(endpoint), fleet, deadline_s)
+            results = checks.check(*checks.temporary_parties(endpoint), fleet, wait_s)
         else:
-            results = full_check(home, endpoint, fleet, deadline_s)
+            results = full_check(identities, endpoint, fleet, wait_s)
     columns: Columns = {
         "what": "broker",
         "found": Column("found", prose=True),

@@ -68,7 +68,7 @@ class BrokerSettings:
         if not self.certificates and not is_loopback(self.host):
             raise ConfigError(
                 f"host {self.host!r}: a broker without certificates listens on loopback only;"
-                " create some with 'edge-fl fleet enrol', or give --host 127.0.0.1"
+                " create some with 'edge-fl fleet enrol', or give --listen 127.0.0.1"
             )
 
     @property

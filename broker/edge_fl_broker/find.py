@@ -82,7 +82,7 @@ def find(
         if not passed_over:
             raise
         raise ConnectError(
-            f"no usable mosquitto: {'; '.join(passed_over)}; a snap reads folders below the home folder only (--dir, --home);"
+            f"no usable mosquitto: {'; '.join(passed_over)}; a snap reads folders below the home folder only (--dir, --identities);"
             f" otherwise install another: {INSTALL.partition('; ')[2]}"
         ) from error
 

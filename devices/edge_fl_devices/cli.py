@@ -52,7 +52,7 @@ def register(app: App) -> None:
         doctor, "edge-fl device doctor\nedge-fl device doctor --id pi-07 --host laptop.local --data pictures"
     )
     fleet = app.group("fleet", "Many devices: simulate, list, enrol and revoke them.", "Fleet")
-    fleet.add(up, "edge-fl fleet up --head 8 --full 4 --until-idle")
+    fleet.add(up, "edge-fl fleet up --head-only 8 --full 4 --until-idle")
     app.root.add(
         flash, "edge-fl flash --id pi-07 --boot /media/me/bootfs --host laptop.local", panel="Device"
     )
@@ -123,7 +123,7 @@ def predict(
     answers: PredictionOptions,
     format: Annotated[
         PredictionFormat,
-        option("--format FORMAT", "Output format: table for reading, JSON or CSV for scripts."),
+        option("--format table|json|csv", "Output format: table for reading, JSON or CSV for scripts."),
     ] = PredictionFormat.TABLE,
 ) -> None:
     """Predict with the extractor and personal head of this device; needs no broker. Exit code 1 if pictures were skipped."""

@@ -51,7 +51,7 @@ class DeviceOptions(ConnectionOptions):
     id: IdOption = None
     data: Annotated[
         str | None,
-        option("--data SOURCE", "Images of the device: a folder, an .npz, or python:module:function."),
+        option("--data SOURCE", "Pictures of the device: a folder, an .npz, or python:module:function."),
     ] = None
     folder: Annotated[Path | None, option("--dir FOLDER", "Folder of the device [device].", FOLDERS)] = None
 
@@ -77,7 +77,7 @@ class DeviceOptions(ConnectionOptions):
 class AgentOptions:
     """What the agent does, and whose releases it accepts."""
 
-    tier: Annotated[str | None, option("--tier TIER", "auto, head or full [auto].")] = None
+    tier: Annotated[str | None, option("--tier TIER", "Kind of device: auto, head or full [auto].")] = None
     head: Annotated[
         str | None,
         option(

@@ -69,16 +69,17 @@ def export(
 def serve(
     folder: FolderOrThatOfSettings = None,
     config: Annotated[
-        Path | None, option("--config FILE", "The device's settings [those of the last device run].")
+        Path | None,
+        option("--config FILE", "TOML file with the device's settings [those of the last device run]."),
     ] = None,
     host: Annotated[
         str,
         option(
-            "--host HOST", "Address to listen on; 0.0.0.0 for all: then clients need the token.", CONNECTION
+            "--listen HOST", "Address to listen on; 0.0.0.0 for all: then clients need the token.", CONNECTION
         ),
     ] = "127.0.0.1",
     port: Annotated[
-        int, option("--port N", "Port; 0 selects a free one.", CONNECTION, min=0, max=65535)
+        int, option("--port N", "Port to listen on; 0 selects a free one.", CONNECTION, min=0, max=65535)
     ] = 8000,
     *,
     answers: PredictionOptions,
@@ -107,7 +108,9 @@ def watch(
     interval: Annotated[
         float, option("--interval SECONDS", "Shortest time between predictions, in seconds.", min=0)
     ] = 0.0,
-    count: Annotated[int, option("--count N", "Number of predictions; 0: until Ctrl-C.", min=0)] = 0,
+    limit: Annotated[
+        int | None, option("--limit N", "Number of predictions after which it ends [until Ctrl-C].", min=1)
+    ] = 0,
     publish: Annotated[
         bool, option("--publish", "Also publish over MQTT, with Home Assistant discovery.")
     ] = False,
@@ -138,7 +141,7 @@ def watch(
 
             publisher = stack.enter_context(home_assistant.connected(config, id, connection.given()))
         frames = stack.enter_context(Camera(camera))
-        for found in predictions(model, frames, interval_s=interval, count=count):
+        for found in predictions(model, frames, interval_s=interval, count=limit or 0):
             sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
             sys.stdout.flush()
             if publisher:
@@ -207,12 +210,13 @@ def _settings(folder: Path) -> DeviceConfig:
 def reset(
     folder: ExistingFolder = DEVICE_FOLDER,
     labels: Annotated[
-        bool, option("--labels", "Also delete the pictures, those with labels in the data folder included.")
+        bool,
+        option("--delete-labels", "Also delete the pictures, those with labels in the data folder included."),
     ] = False,
     identity: Annotated[
         bool,
         option(
-            "--identity",
+            "--delete-identity",
             "Also delete certificate and key, trusted metadata, and the record of epsilon spent.",
         ),
     ] = False,
@@ -230,7 +234,9 @@ def reset(
     from edge_fl_maker.upkeep.device_folder import stopped
 
     if trust and (labels or identity):
-        raise InputError("--trust: with --labels or --identity; expected it alone, or a reset without it")
+        raise InputError(
+            "--trust: with --delete-labels or --delete-identity; expected it alone, or a reset without it"
+        )
     with stopped(folder):
         planned = (
             device_folder.plan_trust_reset(folder)
@@ -293,7 +299,11 @@ def restore(
     folder: ExistingFolder = DEVICE_FOLDER,
     identity: Annotated[
         Path | None,
-        option("--identity FOLDER", "Folder for the identity [that of the settings in the backup].", FOLDERS),
+        option(
+            "--identity FOLDER",
+            "Identity folder: where to restore it [that of the settings in the backup].",
+            FOLDERS,
+        ),
     ] = None,
     yes: YesOption = False,
 ) -> None:

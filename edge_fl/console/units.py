@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html import escape as _escape
 from math import isfinite
 from typing import TypeGuard
@@ -33,7 +33,24 @@ def percent(share: float | None) -> str:
 
 def points(difference: float | None) -> str:
     """Format a difference between two shares: 0.021 -> "+2.1 points"; "-" for None and NaN."""
-    return f"{round(100 * difference, 1) + 0.0:+.1f} points" if _is_known(difference) else NOTHING
+    return f"{_signed(difference, 1)} points" if _is_known(difference) else NOTHING
+
+
+def difference(
+    mean: float | None, low: float | None, high: float | None, digits: int = 1
+) -> tuple[str, str, str]:
+    """Format a difference between two shares and the ends of its interval in percentage points: "+2.1", "+0.7", "+3.5".
+
+    All have the decimals that the interval needs: no end of one that excludes 0 is shown as 0.
+    """
+    ends = [100 * end for end in (low, high) if _is_known(end)]
+    if len(ends) == 2 and (min(ends) > 0 or max(ends) < 0):
+        while not all(round(end, digits) for end in ends):
+            digits += 1
+    first, second, third = (
+        _signed(value, digits) if _is_known(value) else NOTHING for value in (mean, low, high)
+    )
+    return first, second, third
 
 
 def size(bytes: float | None) -> str:
@@ -69,6 +86,27 @@ def parse_duration(text: str, option: str) -> float:
     if not 0 <= value <= 1e9:
         raise InputError(f"{option} {text!r}: expected a duration such as 90s, 15min, 2h or 3d")
     return value
+
+
+def parse_moment(text: str, option: str, now: datetime | None = None) -> datetime:
+    """Parse a day or time in UTC ("2026-11-23", "2026-11-23T14:00", "today", "yesterday"), or an age ("2h", "7d").
+
+    Raises InputError that names the option.
+    """
+    now = now or datetime.now(UTC)
+    if text in (days := {"today": 0, "yesterday": 1}):
+        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        return midnight - timedelta(days=days[text])
+    try:
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except ValueError:
+        pass
+    try:
+        return now - timedelta(seconds=parse_duration(text, option))
+    except InputError as error:
+        expected = "a day or time in UTC, such as 2026-11-23, 2026-11-23T14:00 or yesterday, or an age such as 2h or 7d"
+        raise InputError(f"{option} {text!r}: expected {expected}") from error
 
 
 def escape(text: object) -> str:
@@ -123,6 +161,10 @@ def since(moment: str, now: datetime | None = None) -> str:
 def clock(moment: str) -> str:
     """An ISO time as "2026-11-20 14:03:59"."""
     return moment[:19].replace("T", " ") or NOTHING
+
+
+def _signed(difference: float, digits: int) -> str:
+    return f"{round(100 * difference, digits) + 0.0:+.{digits}f}"
 
 
 def _is_known(value: float | None) -> TypeGuard[float]:

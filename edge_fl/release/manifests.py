@@ -84,6 +84,11 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, variants={})
 
     @property
+    def bytes(self) -> int:
+        """What a device downloads that computes in fp32: the extractor and the extras."""
+        return self.extractor.bytes + sum(extra.bytes for extra in self.extras.values())
+
+    @property
     def extractors(self) -> frozenset[str]:
         """sha256 of every extractor for which heads of this release may be fitted."""
         return frozenset(

@@ -37,6 +37,8 @@ Status = Literal["init", "ready", "sleeping", "disconnected", "lost", "alert"]
 GONE: frozenset[Status] = frozenset({"lost", "disconnected", "sleeping"})
 """States of a device that is not connected."""
 LogLevel = Literal["debug", "info", "warning", "error"]
+BOARD_NOTES = 2
+"""Number of a capability's first notes: the tier and the board's measurements. The others are remarks on the device's data."""
 Activity = Literal["idle", "fetching", "installing", "fitting", "training", "evaluating", "reporting"]
 
 MAX_LINES = 4096

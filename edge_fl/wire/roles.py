@@ -59,6 +59,7 @@ ACTIONS: dict[str, Action] = {
     "pause": Action(OPERATOR | RELEASER),
     "abort": Action(OPERATOR | RELEASER),
     "start": Action(RELEASER),
+    "again": Action(RELEASER),
     "resume": Action(RELEASER),
     "rollback": Action(RELEASER),
     # where no server is online, the command acts as the server

@@ -14,7 +14,8 @@ from mcp.types import ToolAnnotations
 
 from edge_fl import __version__
 from edge_fl.errors import EdgeFLError, InputError
-from edge_fl_console.alerts import stored
+from edge_fl_console.alerts import rules, stored
+from edge_fl_console.alerts.rules import AlertSettings
 from edge_fl_console.dashboard.pages import device as devices
 from edge_fl_console.dashboard.pages import fleet as fleets
 from edge_fl_console.dashboard.pages import log, overview, releases, run
@@ -32,17 +33,18 @@ MOST = 200  # rows of one answer
 class Tools:
     """The tools are its public methods; their names, parameters and descriptions are what the assistant sees."""
 
-    def __init__(self, db: Database, fleet: str) -> None:
-        self._db, self._fleet = db, fleet
+    def __init__(self, db: Database, fleet: str, settings: AlertSettings = rules.DEFAULT) -> None:
+        self._db, self._fleet, self._settings = db, fleet, settings
 
     def fleet_status(self) -> dict[str, Any]:
         """The fleet at a glance: is a server online, devices by status, what needs attention, served release, roll-out, newest run."""
-        return _plain(overview.read(self._db, self._fleet))
+        return _plain(overview.read(self._db, self._fleet, self._settings))
 
     def list_devices(self, where: str = "", limit: int = 50, page: int = 0) -> dict[str, Any]:
         """Devices, those that need attention first. `where` is a selector such as "site=berlin and status!=ready"."""
         query = fleets.FleetQuery(where=where, page=page)
-        found = fleets.read(self._db, self._fleet, query, per_page=max(1, min(limit, MOST)))
+        rows = max(1, min(limit, MOST))
+        found = fleets.read(self._db, self._fleet, query, per_page=rows, settings=self._settings)
         if found.wrong:
             raise InputError(f"where {where!r}: {found.wrong}", "nothing was read")
         return _plain(found)
@@ -76,10 +78,10 @@ class Tools:
         return {"events": _plain(log.newest(self._db, self._fleet, level, most=MOST))}
 
 
-def server(db: Database, fleet: str) -> MCPServer:
+def server(db: Database, fleet: str, settings: AlertSettings = rules.DEFAULT) -> MCPServer:
     """The MCP server of a fleet; `run()` serves it on standard input and output."""
     found = MCPServer("edge-fl", version=__version__, instructions=INSTRUCTIONS, log_level="ERROR")
-    tools = Tools(db, fleet)
+    tools = Tools(db, fleet, settings)
     for name in vars(Tools):
         if not name.startswith("_"):
             found.tool(annotations=READS)(_answering(getattr(tools, name)))

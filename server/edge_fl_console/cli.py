@@ -1,4 +1,6 @@
-"""The operator's commands: `server dashboard` and `server mcp`, the groups `token` and `fleet alerts`, and `fleet audit`."""
+"""The operator's commands: `server dashboard` and `server mcp`, the groups `token` and `fleet alerts`, `fleet changes` and
+`fleet audit`.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,19 @@ from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError, ConnectError, InputError, nearest
 from edge_fl.files import paths
-from edge_fl.options import CONNECTION, FormatOption, argument, option
+from edge_fl.options import CONNECTION, LOOPBACK, CertOption, FormatOption, KeyOption, argument, option
 from edge_fl.wire.roles import PERSON_DAYS, PERSON_ROLES
-from edge_fl_server.cli.options import RegistryPlace, acting, registry
+from edge_fl_server.cli.options import RegistryPlace, SinceOption, acting, registry, since_text
 
 if TYPE_CHECKING:
     from edge_fl_server.registry import Database
 
-Host = Annotated[str, option("HOST", "Address to listen on; all but loopback require a login.", CONNECTION)]
-Port = Annotated[int, option("N", "Port to listen on; 0 selects a free one.", CONNECTION, min=0, max=65535)]
+ListenOption = Annotated[
+    str, option("--listen HOST", "Address to listen on; all but loopback require a login.", CONNECTION)
+]
+Port = Annotated[
+    int, option("--port N", "Port to listen on; 0 selects a free one.", CONNECTION, min=0, max=65535)
+]
 NameArgument = Annotated[str, argument("NAME", "Name of the person or program.")]
 DaysOption = Annotated[int, option("--days N", "Validity in days.", min=1, max=3650)]
 TOKENS: Columns = {
@@ -64,27 +70,28 @@ def register(app: App) -> None:
     tokens.add(list_tokens, "edge-fl token list", name="list")
     tokens.add(renew, "edge-fl token renew ann")
     tokens.add(revoke, "edge-fl token revoke ann")
+    fleet.add(changes, "edge-fl fleet changes --since yesterday")
     fleet.add(audit, "edge-fl fleet audit --since 2026-11-01 --who ann")
     alerts = Commands(
         add_completion=False, help="Alerts about the fleet; channels and rules are in HOME/FLEET/alerts.toml."
     )
     fleet.add_typer(alerts, name="alerts")
-    alerts.add(list_alerts, "edge-fl fleet alerts list --resolved 7d", name="list")
+    alerts.add(list_alerts, "edge-fl fleet alerts list --since 7d", name="list")
     alerts.add(silence, "edge-fl fleet alerts silence pi-07 --for 2h")
     alerts.add(test, "edge-fl fleet alerts test")
 
 
 def dashboard(
-    host: Host = "127.0.0.1",
+    host: ListenOption = LOOPBACK,
     port: Port = 8080,
-    cert: Annotated[Path | None, option("--cert FILE", "Certificate for TLS (PEM).")] = None,
-    key: Annotated[Path | None, option("--key FILE", "Key of the certificate (PEM).")] = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
     login: Annotated[
         bool, option("--login", "Require a token on loopback too, for example behind a proxy.")
     ] = False,
     oidc: Annotated[
         Path | None,
-        option("--oidc FILE", "Single sign-on with OpenID Connect: a TOML file (docs/running-a-fleet.md)."),
+        option("--oidc FILE", "Single sign-on with OpenID Connect: a TOML file (docs/people.md)."),
     ] = None,
     *,
     place: RegistryPlace,
@@ -108,16 +115,18 @@ def mcp(
 ) -> None:
     """Answer an assistant's questions about the fleet (Model Context Protocol, standard input and output); read-only."""
     from edge_fl_console import assistant
+    from edge_fl_console.alerts import rules
     from edge_fl_server.registry import Database, fleets
 
     with closing(Database.existing(place.location)) as db:
         fleets.require(db, place.fleet)
-        assistant.server(db, place.fleet).run()
+        settings = rules.load(rules.path_of(place.home, place.fleet), db, place.fleet)
+        assistant.server(db, place.fleet, settings).run()
 
 
 def create(
     name: NameArgument,
-    role: Annotated[list[str], option("--role ROLE", "viewer, operator or releaser; may be repeated.")],
+    role: Annotated[list[str], option("--role ROLE", "Role: viewer, operator or releaser; may be repeated.")],
     days: DaysOption = PERSON_DAYS,
     *,
     place: RegistryPlace,
@@ -188,10 +197,29 @@ def revoke(
     print_status(f"{name}: revoked")
 
 
+def changes(
+    since: SinceOption = "yesterday",
+    *,
+    place: RegistryPlace,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List what changed in the fleet, newest first: runs, releases, roll-outs, rejections and failures as in the dashboard's Log, alerts,
+    new devices, and what people did.
+    """
+    from edge_fl_console import changes as changed
+    from edge_fl_console.dashboard import standing
+
+    start = units.parse_moment(since, "--since")
+    with registry(place) as db:
+        rows = changed.since(db, place.fleet, start)
+        states = standing.by_status(db, place.fleet)
+    show_table(rows, changed.COLUMNS, format)
+    now = ", ".join(f"{count:,} {status}" for status, count in states.items()) or "no device"
+    print_status(f"{units.counted(len(rows), 'change')} since {start:%Y-%m-%d %H:%M} UTC; now {now}")
+
+
 def audit(
-    since: Annotated[
-        str, option("--since TIME", "Only from this day or time on, UTC, such as 2026-11-23.")
-    ] = "",
+    since: SinceOption = "",
     who: Annotated[str, option("--who NAME", "Only what this person did.")] = "",
     *,
     place: RegistryPlace,
@@ -200,18 +228,9 @@ def audit(
     """List what people did, newest first: who, known by what (certificate, token, sign-on, local user), on what, when, result."""
     from edge_fl_server.registry import audit
 
-    try:
-        start = datetime.fromisoformat(since) if since else None
-    except ValueError as error:
-        raise InputError(
-            f"--since {since}: expected a date or time, such as 2026-11-23 or 2026-11-23T14:00"
-        ) from error
-    if start:
-        start = (start if start.tzinfo else start.replace(tzinfo=UTC)).astimezone(UTC)
+    start = since_text(since)
     with registry(place) as db:
-        found = audit.listed(
-            db, place.fleet, since=start.isoformat(timespec="milliseconds") if start else "", who=who
-        )
+        found = audit.listed(db, place.fleet, since=start, who=who)
     rows = [
         {name: getattr(row, name) for name in AUDIT} | {"at": row.at[:19].replace("T", " ")} for row in found
     ]
@@ -228,18 +247,18 @@ def _acting(action: str, target: str, place: RegistryPlace) -> Iterator[tuple[Da
 
 
 def list_alerts(
-    resolved: Annotated[
-        str, option("--resolved DURATION", "Also alerts resolved in this time, such as 30min, 2h or 7d.")
-    ] = "0min",
+    since: SinceOption = "",
     *,
     place: RegistryPlace,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """List the alerts whose condition holds, newest first, and the channels on which they were sent."""
+    """List the alerts whose condition holds, newest first, and the channels on which they were sent; with --since also those that were
+    resolved since then.
+    """
     from edge_fl_console.alerts import stored
 
     now_s = int(time.time())
-    since_s = now_s - int(units.parse_duration(resolved, "--resolved"))
+    since_s = int(units.parse_moment(since, "--since").timestamp()) if since else now_s
     with registry(place) as db:
         quiet, sent = stored.silenced(db, place.fleet, now_s), stored.delivered(db, place.fleet)
         rows = []

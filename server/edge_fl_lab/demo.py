@@ -1,39 +1,41 @@
 """The demo: a broker, a server and a fleet of simulated devices, each the real command in a process of its own.
 
-Meanwhile this process computes baselines on the same split, clients and test sets: Local, FedAvg+FT, and a head on raw pixels.
+Full devices train; head-only devices with a few labelled images each adapt the head that comes with the release. Then a release that is no
+good is published, which a gate stops, and at last the broker ends, and a device predicts without it. Meanwhile this process computes
+what each device reaches alone, on the same images.
 """
 
+import json
 import os
 import shutil
 import socket
 import sqlite3
 import tempfile
+import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-import torch
-from msgspec.structs import replace
-
-from edge_fl import heads, metrics
-from edge_fl.config import MethodConfig
-from edge_fl.console import units
+from edge_fl import metrics
 from edge_fl.console.output import print_status
-from edge_fl.console.tables import Column, Columns
+from edge_fl.console.units import counted
 from edge_fl.data import datasets
-from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.files import paths
-from edge_fl.metrics import summarise
-from edge_fl_lab.report import facts, page
+from edge_fl.fleet import simulated
+from edge_fl_lab import demo_data
+from edge_fl_lab.demo_data import DemoFigures
+from edge_fl_lab.report import page
 from edge_fl_server import recipes
 from edge_fl_server.children import LOOPBACK, CommandProcess, CommandProcesses
-from edge_fl_server.orchestrate.execution import simulate
 from edge_fl_server.recipes.recipe import Recipe, dump, with_settings
+from edge_fl_server.registry import Database, registered_devices, rollouts
 from edge_fl_server.registry.database import location
+from edge_fl_server.registry.tables import RolloutRecord
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics
@@ -41,40 +43,32 @@ from edge_fl_server.training import studies
 from edge_fl_server.training.studies import Study
 
 DEADLINE_S = 900.0
-SAMPLES_PER_DEVICE = 250
+SILENT = ("publish", "predict")
+RETURN_S = 30.0
+POLL_S = 0.2
+GATED = 3
+"""Exit code of a roll-out that a gate ended."""
+REASON = 68  # characters of a line of a reason, for a terminal of 80
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # faster for processes that share the cores of one machine
-
-DEVICE_COLUMNS: Columns = {
-    **{name: name for name in ("device", "tier", "head", "samples")},
-    "before": Column("before", units.percent),
-    "after": Column("after", units.percent),
-    "bytes_down": Column("down", units.size),
-    "bytes_up": Column("up", units.size),
-    "seconds": Column("seconds", "{:.1f}".format, rank=1),
-}
-STATISTICS = ("clients", "mean", "std", "bottom_decile")
-COMPARISON_COLUMNS: Columns = {
-    "model": "personal test accuracy",
-    "clients": "clients",
-    **{name: Column(name.replace("_", " "), units.percent) for name in STATISTICS[1:]},
-}
+FLEET = "main"
 REGISTRY = "registry.sqlite"
-IDENTITIES, RELEASES = "identities", "releases"
+IDENTITIES, RELEASES, DEVICES = "identities", "releases", "fleet"
+UNTRAINED, IMAGES = "untrained.onnx", "images.npz"
 PREFIX = "files-of-demo-"  # not "demo-", with which the folders of results begin
+SPLITS = "split-of-demo"
 PLAINTEXT: dict[str, list[str]] = {"broker": ["--insecure"], "fleet": [], "server": []}
-BASELINES = {"Local": "local", "FedAvg+FT": "fedavg+ft"}
-PIXEL_HEAD = "logistic"
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """The command's options; None: as in the recipe."""
+    """The command's options; None: as in the recipe. `settings`: of the recipe, such as "seed=1"."""
 
     dataset: str = "digits"
     data_dir: Path = Path(".data")
-    devices: int = 12
+    devices: int = 28
     full: int = 4
     rounds: int | None = None
+    settings: tuple[str, ...] = ()
     port: int | None = None
     runs: Path = Path("runs")
     keep: bool = False
@@ -83,13 +77,10 @@ class DemoOptions:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The command's output."""
+    """The command's output. `histogram`: images per device and class."""
 
+    figures: DemoFigures
     histogram: str
-    devices: Sequence[Mapping[str, object]]
-    comparison: Sequence[Mapping[str, object]]
-    note: str
-    verdict: str
     path: Path
     seconds: float
 
@@ -97,82 +88,99 @@ class DemoResult:
 def run(options: DemoOptions) -> DemoResult:
     """Run the demo. Raises the commands' errors, DataError before anything starts."""
     start_s = time.monotonic()
-    recipe = recipe_of(options)
-    study = studies.prepare(recipe)
-    _require_free(recipe.broker.port)
+    options = replace(options, port=options.port or _free_port())
+    _require_free(options.port or 0)
+    study = prepare(options)
+    recipe = study.recipe
+    heads = f"{options.devices - options.full} head-only with {demo_data.OWN_LABELS} labels each"
+    _print_line("demo", f"{counted(options.full, 'device')} train on {study.dataset.name}, {heads}")
     with _DemoFolder(options) as folder, CommandProcesses(folder.print_line, ONE_THREAD) as children:
         if options.secure:
             _enrol(options, folder)
-        server = _start(children, options, recipe, folder.path)
-        accuracies = baselines(study)
+        broker, server = _start(children, options, recipe, folder.path)
+        _prepare_releases(study, folder.path)
+        local = demo_data.alone(study.data(), len(study.dataset.classes))
         path = Path(children.wait(server, DEADLINE_S).splitlines()[-1])
+        head_only = [row["device"] for row in Results.open(path).devices() if row["tier"] == "head"]
+        final = record_local_only(path, local)
+        _publish_untrained(children, options, recipe, folder.path)
         _keep_registry(folder.path, path)
-    record_local_only(path, accuracies["Local"])
-    results = Results.open(path)
-    rows = [{name: _number(text) for name, text in row.items()} for row in results.devices()]
-    seconds = time.monotonic() - start_s
-    note = _note(options, recipe)
-    report = page.report(results)
-    verdict = f"{report.verdict} {facts.lowest(report.groups)}"
-    return DemoResult(study.histogram(), rows, compare(rows, accuracies), note, verdict, path, seconds)
+        children.end(broker)
+        _print_line("broker", f"stopped: all {options.devices} devices are offline")
+        _predict_offline(children, study, head_only[0], folder.path)
+    figures = demo_data.figures(final, head_only)
+    return DemoResult(figures, study.histogram(), path, time.monotonic() - start_s)
 
 
-def recipe_of(options: DemoOptions) -> Recipe:
-    """Apply the options to the recipe "demo"; of a large dataset only a part is used. Raises ConfigError, DataError."""
+def prepare(options: DemoOptions) -> Study:
+    """The recipe "demo" with the options, and the images divided over the devices. Raises ConfigError, DataError."""
     if not 0 < options.full < options.devices:
         raise ConfigError(
             f"{options.full} full devices of {options.devices}: expected at least one, and at least one head-only device"
         )
-    samples = len(datasets.load(options.dataset, options.data_dir).samples)
+    recipe = with_settings(recipes.find("demo"), options.settings)
+    dataset = datasets.load(options.dataset, options.data_dir)
+    split = demo_data.divide(dataset, options.devices, options.full, recipe.seed)
+    name = f"{SPLITS}-{dataset.name}-{options.devices}-{options.full}-seed-{recipe.seed}.csv"
+    file = (options.runs / name).absolute()
+    split.write_csv(file)
     settings = {
         "data.dataset": options.dataset,
         "data.data_dir": options.data_dir.absolute(),
         "data.clients": options.devices,
-        "data.fraction": min(1.0, SAMPLES_PER_DEVICE * options.devices / samples),
+        "data.split": file,
         "cohort.min_devices": options.full,
-        "broker.port": options.port or _free_port(),
+        "release.heads": options.devices - options.full,
+        "broker.port": options.port or 0,
+        "broker.fleet": FLEET,
     }
     if options.rounds:
-        settings |= {"rounds": options.rounds, "release.every": max(options.rounds - 1, 1)}
-    return with_settings(recipes.find("demo"), [f"{key}={value}" for key, value in settings.items()])
+        settings["rounds"] = options.rounds
+    recipe = with_settings(recipe, [f"{key}={value}" for key, value in settings.items()])
+    return studies.of_dataset(recipe, dataset)
 
 
 def commands(options: DemoOptions, recipe: Recipe, folder: Path) -> dict[str, list[str]]:
-    """The three commands by name. They may start in any order, but before the broker the others report a refused connection."""
+    """The commands by name. They may start in any order, but before the broker the others report a refused connection."""
     data, port = recipe.data, recipe.broker.port
     file = folder / "recipe.toml"
     file.write_text(dump(recipe))
     devices = {
-        "head": options.devices - options.full,
+        "head_only": options.devices - options.full,
         "full": options.full,
+        "heads": "logistic",
         "port": port,
-        "dir": folder / "fleet",
+        "dir": folder / DEVICES,
         "dataset": data.dataset,
         "data_dir": data.data_dir,
     }
-    split = {f"data.{name}": getattr(data, name) for name in ("partition", "beta", "fraction")} | {
-        "seed": recipe.seed
-    }
-    settings = [part for key, value in split.items() for part in ("--set", f"{key}={value}")]
+    settings = [
+        part for each in (f"data.split={data.split}", f"seed={recipe.seed}") for part in ("--set", each)
+    ]
     trust = _trust(folder / IDENTITIES) if options.secure else PLAINTEXT
     outputs = _options(runs=options.runs, home=folder / RELEASES)
+    classes = ",".join(map(str, datasets.load(data.dataset, Path(data.data_dir)).classes))
+    publish = [os.fspath(folder / UNTRAINED), *_options(classes=classes, port=port, home=folder / RELEASES)]
     return {
         "broker": ["broker", "up", *trust["broker"], *_options(port=port, dir=folder / "broker")],
         "fleet": ["fleet", "up", *trust["fleet"], *_options(**devices), *settings],
         "server": ["server", "run", os.fspath(file), *trust["server"], *outputs],
+        "publish": ["release", "publish", *publish, *trust["server"]],
     }
 
 
-def _start(children: CommandProcesses, options: DemoOptions, recipe: Recipe, folder: Path) -> CommandProcess:
-    """Start the broker and, when it accepts connections, the fleet and the server; return the server."""
+def _start(
+    children: CommandProcesses, options: DemoOptions, recipe: Recipe, folder: Path
+) -> tuple[CommandProcess, CommandProcess]:
+    """Start the broker and, when it accepts connections, the fleet and the server -> broker and server."""
     arguments, port = commands(options, recipe, folder), recipe.broker.port
     broker = children.start("broker", *_quiet(options), *arguments["broker"])
     children.wait_listening(broker, port, DEADLINE_S)
     if not options.keep:
         security = "mTLS, a certificate per client" if options.secure else "plaintext, loopback only"
         _print_line("broker", f"mosquitto accepts connections on {LOOPBACK}:{port} ({security})")
-    children.start("fleet", *arguments["fleet"])
-    return children.start("server", *arguments["server"])
+    children.start("fleet", "--quiet", *arguments["fleet"])
+    return broker, children.start("server", *arguments["server"])
 
 
 def _enrol(options: DemoOptions, folder: "_DemoFolder") -> None:
@@ -191,77 +199,86 @@ def _quiet(options: DemoOptions) -> list[str]:
 
 def enrolment(options: DemoOptions, folder: Path) -> list[str]:
     """The command that creates the certificates of broker, server and devices."""
-    settings = _options(count=options.devices, prefix="sim-", home=folder / IDENTITIES)
+    settings = _options(count=options.devices, prefix=simulated.PREFIX, identities=folder / IDENTITIES)
     return ["fleet", "enrol", "--baked", *settings]
 
 
 def _trust(home: Path) -> dict[str, list[str]]:
     """The options for each command's identity."""
     return {
-        "broker": _options(home=home),
-        "fleet": _options(identities=home / "devices"),
+        "broker": _options(identities=home),
+        "fleet": _options(identity=home / "devices"),
         "server": _options(identity=home / "server"),
     }
 
 
-def baselines(study: Study) -> dict[str, dict[str, float]]:
-    """Personal test accuracy by client for each baseline; simulated, with every client training."""
-    torch.set_num_threads(1)
-    config, accuracies = study.recipe.method, {}
-    quick = Study(replace(study.recipe, evaluate_every=0), study.dataset, study.split)
-    for title, name in BASELINES.items():
-        method = MethodConfig(name, config.epochs, config.batch_size, config.optimiser)
-        final = simulate(quick.with_method(method)).final
-        accuracies[title] = {client: report[metrics.PERSONAL_AFTER] for client, report in final.items()}
-        _print_line("demo", f"{title} simulated on the same split")
-    classes = len(study.dataset.classes)
-    accuracies[f"{PIXEL_HEAD} head on raw pixels"] = {
-        client: raw_pixels(data, classes) for client, data in study.data().items()
-    }
-    return accuracies
+def _prepare_releases(study: Study, folder: Path) -> None:
+    """Write the network with its initial weights as ONNX: a release that is no good."""
+    from edge_fl.methods import build_method
+    from edge_fl.methods.contract import steps
+    from edge_fl_server.release import export
+
+    method = build_method(study.spec)
+    (folder / UNTRAINED).write_bytes(export.export(method, steps.start(method)).onnx)
 
 
-def raw_pixels(data: ClientData, classes: int) -> float:
-    """Test accuracy of a head on a client's flattened pixels in 0..1, without an extractor."""
-    head = heads.fit(PIXEL_HEAD, _flat(data.train), data.train.y, classes, unit_norm=False)
-    return metrics.accuracy(head.predict(_flat(data.test)), data.test.y)
-
-
-def record_local_only(path: Path, local: Mapping[str, float]) -> None:
-    """Add the accuracy of Local to the final line of a run, and rewrite its report. Device i has client i's data."""
+def record_local_only(path: Path, local: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
+    """Add what each device reaches alone to the final line of a run, and rewrite its report -> the line's metrics by device."""
     results = Results.open(path)
     state = results.state()
-    devices = [row["device"] for row in results.devices()]
     final = next(line for line in reversed(round_metrics.lines(path / round_metrics.FILE)) if line.final)
-    of_device = dict(zip(devices, (local[client] for client in sorted(local)), strict=True))
     clients = {
-        device: {**report, metrics.LOCAL_ONLY: of_device[device]} for device, report in final.clients.items()
+        device: {**report, metrics.LOCAL_ONLY: local[device]} for device, report in final.clients.items()
     }
     with Results.resume(path) as results:
         summaries = metrics.summarise_reports(list(clients.values()))
         results.append_round(RoundMetrics(round=final.round, final=True, metrics=summaries, clients=clients))
         results.finish("completed", state.reason)
     page.write(results)
+    return clients
 
 
-def compare(
-    rows: Sequence[Mapping[str, object]], baselines: Mapping[str, Mapping[str, float]]
-) -> list[dict[str, object]]:
-    """Compare the fleet with the baselines, over all clients and over head-only ones. Device i has client i's data."""
-    is_head = [row["tier"] == "head" for row in rows]
-    after = [row["after"] if isinstance(row["after"], float) else float("nan") for row in rows]
-    accuracies = {"this fleet": after}
-    accuracies |= {
-        title: [values[client] for client in sorted(values)] for title, values in baselines.items()
-    }
-    lines: list[dict[str, object]] = []
-    for title, values in accuracies.items():
-        head_only = [value for value, head in zip(values, is_head, strict=True) if head]
-        for group, chosen in (("all", values), ("head-only", head_only)):
-            summary = summarise(chosen)
-            statistics = {name: getattr(summary, name) for name in STATISTICS}
-            lines.append({"model": f"{title}, {group}", **statistics})
-    return lines
+def _publish_untrained(
+    children: CommandProcesses, options: DemoOptions, recipe: Recipe, folder: Path
+) -> None:
+    """Publish the untrained network, and print whether a gate stopped it; in a small fleet no loss is certain enough."""
+    command = children.start("publish", "--quiet", *commands(options, recipe, folder)["publish"])
+    children.wait(command, DEADLINE_S, (0, GATED))
+    with closing(Database.existing(location("", folder / RELEASES))) as db:
+        (newest, *_) = rollouts.listed(db, FLEET)
+        if newest.state == "aborted":
+            _print_line("gate", f"release {newest.release}, an untrained network, is stopped:")
+            for line in textwrap.wrap(newest.reason, REASON):
+                _print_line("gate", f"  {line}")
+            _wait_for_return(db, newest)
+        else:
+            _print_line("gate", f"release {newest.release}, an untrained network: {newest.state}")
+        serving = Counter(record.release for record in registered_devices.listed(db, FLEET))
+    heads = options.devices - options.full
+    for release, devices in sorted(serving.items()):
+        if release:
+            _print_line("gate", f"{devices} of {counted(heads, 'head-only device')} serve release {release}")
+
+
+def _wait_for_return(db: Database, rollout: RolloutRecord) -> None:
+    """Wait until no device serves the release that was stopped, at most RETURN_S."""
+    until = time.monotonic() + RETURN_S
+    while time.monotonic() < until:
+        if all(record.release != rollout.release for record in registered_devices.listed(db, FLEET)):
+            return
+        time.sleep(POLL_S)
+
+
+def _predict_offline(children: CommandProcesses, study: Study, device: str, folder: Path) -> None:
+    """Predict the test images of a device that has no broker, with the command for one device."""
+    test = study.data()[device].test
+    demo_data.write_images(folder / IMAGES, test)
+    given = [os.fspath(folder / IMAGES), *_options(dir=folder / DEVICES / device, format="json")]
+    command = children.start("predict", "--quiet", "device", "predict", *given)
+    found = json.loads(children.wait(command, DEADLINE_S))
+    names = [str(study.dataset.classes[label]) for label in test.y]
+    right = sum(each["top"][0]["label"] == name for each, name in zip(found, names, strict=True))
+    _print_line(device, f"still predicts: {right} of its {len(names)} test images right")
 
 
 class _DemoFolder:
@@ -276,7 +293,9 @@ class _DemoFolder:
         self._keep = options.keep
 
     def print_line(self, name: str, line: str) -> None:
-        """Print a line of a child."""
+        """Print a line of a child, unless the demo says it in its own words."""
+        if name in SILENT:
+            return
         self._keep |= os.fspath(self.path) in line
         _print_line(name, line)
 
@@ -297,14 +316,6 @@ def _keep_registry(folder: Path, path: Path) -> None:
         closing(sqlite3.connect(path / REGISTRY)) as copy,
     ):
         registry.backup(copy)
-
-
-def _note(options: DemoOptions, recipe: Recipe) -> str:
-    return (
-        f"{recipe.method.name} trained its extractor on the {options.full} full devices alone, over MQTT;"
-        f" the {options.devices - options.full} head-only devices fitted heads on it.\n"
-        f"Local and FedAvg+FT are simulated, with all {options.devices} clients training. All use the same test sets."
-    )
 
 
 def _options(**values: object) -> list[str]:
@@ -331,17 +342,4 @@ def _require_free(port: int) -> None:
 
 
 def _print_line(name: str, line: str) -> None:
-    print_status(f"{name:<6} | {line}")
-
-
-def _flat(samples: Samples):  # type: ignore[no-untyped-def]
-    return samples.x.reshape(len(samples), -1).astype("float32") / 255
-
-
-def _number(text: str) -> object:
-    if not text:
-        return None
-    try:
-        return float(text) if "." in text or "e" in text else int(text)
-    except ValueError:
-        return text
+    print_status(f"{name:<7} | {line}")

@@ -220,7 +220,10 @@ def text(found: Recommendation) -> str:
 
 def difference_text(found: Paired | None) -> str:
     """Mean and interval of a difference, such as "+1.2 (-0.3 to +2.7)"."""
-    return "-" if found is None else f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f})"
+    if found is None:
+        return units.NOTHING
+    mean, low, high = units.difference(found.mean / 100, found.low / 100, found.high / 100)
+    return f"{mean} ({low} to {high})"
 
 
 def _shown(rows: list[RankedMethod]) -> list[RankedMethod]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import IO, Self
@@ -127,8 +127,11 @@ class CommandProcesses:
                 )
             time.sleep(POLL_S)
 
-    def wait(self, child: CommandProcess, deadline_s: float) -> str:
-        """Wait for the child's success and return its stdout. Raises RunError if any child ends before it, or fails; DeadlineError."""
+    def wait(self, child: CommandProcess, deadline_s: float, codes: Collection[int] = (0,)) -> str:
+        """Wait until the child ends with one of these exit codes, and return its stdout.
+
+        Raises RunError if another child ends before it, or it ends with another code; DeadlineError.
+        """
         until = time.monotonic() + deadline_s
         while child.code is None:
             for other in self._children:
@@ -137,10 +140,15 @@ class CommandProcesses:
             if time.monotonic() > until:
                 raise DeadlineError(f"{child.name}: still running after {deadline_s:g} s; ended")
             time.sleep(POLL_S)
-        child.drain()
-        if child.code:
+        if child.code not in codes:
             raise child.failure()
+        self.end(child)
         return child.printed
+
+    def end(self, child: CommandProcess) -> None:
+        """End a child, which the others may outlive."""
+        child.end()
+        self._children.remove(child)
 
     def __enter__(self) -> Self:
         return self

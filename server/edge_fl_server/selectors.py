@@ -77,17 +77,18 @@ class SelectorError(ConfigError):
 
 @dataclass(frozen=True)
 class Selector:
-    """A parsed selector: its text, its expression, and the keys that it compares."""
+    """A parsed selector: its text, its expression, the keys that it compares, and (key, value) of the values without wildcards."""
 
     text: str
     matches: Expression
     keys: frozenset[str]
+    values: frozenset[tuple[str, str]] = frozenset()
 
 
 def parse(text: str, groups: Mapping[str, str] | None = None) -> Selector:
     """Parse a selector; `groups` are the saved selectors by name. Raises SelectorError, which names the position."""
     parser = _Parser(text, _Groups(groups or {}))
-    return Selector(text, parser.whole(), frozenset(parser.keys))
+    return Selector(text, parser.whole(), frozenset(parser.keys), frozenset(parser.compared))
 
 
 def require_groups(groups: Mapping[str, str]) -> None:
@@ -123,6 +124,7 @@ class _Parser:
         self._tokens = self._split()
         self._next, self._depth, self._deepest = 0, depth, depth
         self.keys: set[str] = set()
+        self.compared: set[tuple[str, str]] = set()
         self.values = 0
 
     def whole(self) -> Expression:
@@ -211,7 +213,7 @@ class _Parser:
             self._next += 1
             return self._comparison(key, operator)
         self.keys.add("name")
-        return _text("name", self._patterns(token))
+        return _text("name", self._patterns("name", token))
 
     def _descend(self, levels: int = 1) -> None:
         """Go one level down; `levels` are needed there."""
@@ -227,10 +229,11 @@ class _Parser:
                 f"expected at most {MAX_VALUES:,} values, with those of the groups wherever they are used"
             )
 
-    def _patterns(self, text: str) -> re.Pattern[str]:
-        """A pattern for comma-separated values in which * and ? stand for any characters."""
+    def _patterns(self, key: str, text: str) -> re.Pattern[str]:
+        """A pattern for comma-separated values of a key in which * and ? stand for any characters."""
         values = text.split(",")
         self._count(len(values))
+        self.compared |= {(key, value) for value in values if not set(value) & set("*?")}
         return re.compile("|".join(map(translate, values)))
 
     def _comparison(self, key: str, operator: str) -> Expression:
@@ -245,7 +248,7 @@ class _Parser:
             self._count(1)
             equal = _number(key, compared, float(value))
         elif operator in ("=", "!="):
-            equal = _text(key, self._patterns(value))
+            equal = _text(key, self._patterns(key, value))
             if key in VERSIONS and (bound := version(value)):  # 0.2 is 0.2.0
                 equal = _version(key, compared, bound)
         elif key in VERSIONS:
@@ -355,15 +358,25 @@ def selected(db: Database, fleet: str, selector: Selector | str) -> list[str]:
     return matching
 
 
-def unknown_tags(db: Database, fleet: str, selector: Selector) -> str:
-    """Format a hint for the keys of a selector that no device of the fleet has; empty if there are none."""
-    tagged = registered_tags.of_devices(db, fleet)
-    known = sorted({key for name in registered_devices.names(db, fleet) for key in tagged.get(name, {})})
-    missing = sorted(selector.keys - {*known, *ATTRIBUTES})
+def mistyped(db: Database, fleet: str, selector: Selector) -> str:
+    """Format a hint for the keys and values of a selector that no device of the fleet has; empty if there are none."""
+    names = registered_devices.names(db, fleet)
+    tags = registered_tags.of_devices(db, fleet)
+    values: dict[str, set[str]] = {"name": set(names)}
+    for key, value in (tag for name in names for tag in tags.get(name, {}).items()):
+        values.setdefault(key, set()).add(value)
+    known = sorted(values.keys() - {"name"})
     lists = f" (tags: {shortened(known) or 'none'}; attributes: {', '.join(ATTRIBUTES)})"
-    return "".join(
-        f"; no device has the tag {key!r}{similar(key, [*known, *ATTRIBUTES]) or lists}" for key in missing
-    )
+    hints = [
+        f"the tag {key!r}{similar(key, [*known, *ATTRIBUTES]) or lists}"
+        for key in sorted(selector.keys - {*known, *ATTRIBUTES})
+    ]
+    hints += [
+        f"the {'name' if key == 'name' else f'tag {key}'} {value!r}{nearest(value, values[key])}"
+        for key, value in sorted(selector.values)
+        if value not in values.get(key, {value})
+    ]
+    return "".join(f"; no device has {hint}" for hint in hints)
 
 
 class Selection:

@@ -37,7 +37,7 @@ def test_config_shows_the_access_list_that_tls_brings(
     tmp_path: Path, mosquitto_program: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [f"--{name}={tmp_path / name}" for name in ("ca", "cert", "key")]
-    assert main(["broker", "config", "--host", "0.0.0.0", "--fleet", "mill", *files]) == 0
+    assert main(["broker", "config", "--listen", "0.0.0.0", "--fleet", "mill", *files]) == 0
     assert "pattern write efl/1/mill/d/%u/up/#" in capsys.readouterr().out
 
 
@@ -50,9 +50,9 @@ def test_check_lists_findings_as_json(mosquitto: Mosquitto, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["check", "--insecure", "--port", "{free}", "--deadline", "3"], 2, "Connection refused"),
+        (["check", "--insecure", "--port", "{free}", "--wait", "3"], 2, "Connection refused"),
         (["up", "--insecure", "--port", "{taken}"], 2, "taken by another program"),
-        (["up", "--insecure", "--host", "0.0.0.0"], 4, "loopback only"),
+        (["up", "--insecure", "--listen", "0.0.0.0"], 4, "loopback only"),
         (["up"], 4, "use --insecure for plaintext on loopback"),
         (["up", "--ca", "ca.pem"], 4, "--ca, --cert and --key together"),
         (["up", "--port", "70000"], 4, "65535"),
@@ -123,9 +123,9 @@ def test_up_is_closed_and_takes_revocations_while_it_runs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     home = tmp_path / "home"
-    assert main(["fleet", "enrol", "--baked", "-n", "2", "--home", str(home)]) == 0
+    assert main(["fleet", "enrol", "--baked", "--count", "2", "--identities", str(home)]) == 0
     good, bad = (identity.read(home / f"devices/device-00{number}") for number in (0, 1))
-    options = ["--home", str(home), "--port", str(port), "--dir", str(tmp_path / "broker")]
+    options = ["--identities", str(home), "--port", str(port), "--dir", str(tmp_path / "broker")]
     with subprocess.Popen(
         [sys.executable, "-m", "edge_fl", "broker", "up", *options], stderr=subprocess.PIPE, text=True
     ) as process:
@@ -135,10 +135,10 @@ def test_up_is_closed_and_takes_revocations_while_it_runs(
             assert any("TLS, clients enrolled in" in line for line in lines)
             for found in (good, bad):
                 enter(found, port)
-            assert main(["fleet", "revoke", bad.name, "--home", str(home)]) == 0
+            assert main(["fleet", "revoke", bad.name, "--identities", str(home)]) == 0
             assert any("access list reloaded" in line for line in lines)
             assert main(
-                ["broker", "check", "--home", str(home), "--port", str(port), "--format", "json"]
+                ["broker", "check", "--identities", str(home), "--port", str(port), "--format", "json"]
             ) in (0, 1)
             printed = capsys.readouterr().out
             findings = json.loads(printed[printed.index("[\n") :])
@@ -154,7 +154,7 @@ def test_up_is_closed_and_takes_revocations_while_it_runs(
 
 def test_up_enrols_new_devices_once(tmp_path: Path, mosquitto_program: Program, port: int) -> None:
     home, claims = tmp_path / "home", []
-    options = ["--enrol", "pi-1", "--home", str(home), "--port", str(port)]
+    options = ["--enrol", "pi-1", "--identities", str(home), "--port", str(port)]
     command = [sys.executable, "-m", "edge_fl", "broker", "up", *options, "--dir", str(tmp_path / "broker")]
     for _ in range(2):
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

@@ -72,7 +72,7 @@ def test_a_device_names_what_the_certificate_has_and_what_it_wanted(site: Site) 
     reason = failure(site.device, ELSEWHERE, site.port)
     assert "127.0.0.1" in reason and "localhost" in reason, reason
     assert f"not for '{ELSEWHERE}'" in reason
-    assert f"edge-fl broker certificate --host {ELSEWHERE}" in reason
+    assert f"edge-fl broker certificate --add {ELSEWHERE}" in reason
 
 
 def test_doctor_names_them_with_the_command(site: Site, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_doctor_names_them_with_the_command(site: Site, tmp_path: Path) -> None:
     config = convert({"id": "pi-1", "data": "folder:/", "folder": str(tmp_path), "broker": broker}, "test")
     found = {result.check: result for result in run_checks(config, only=["network"])}
     assert found["TLS"].state == "failed" and "is valid for" in found["TLS"].found
-    assert f"edge-fl broker certificate --host {ELSEWHERE}" in found["TLS"].remedy
+    assert f"edge-fl broker certificate --add {ELSEWHERE}" in found["TLS"].remedy
 
 
 def test_a_renewal_reaches_a_waiting_device_that_changes_nothing(
@@ -90,7 +90,7 @@ def test_a_renewal_reaches_a_waiting_device_that_changes_nothing(
     ca = (site.home / "ca.crt").read_bytes()
     client = MqttTransport(site.device.endpoint(ELSEWHERE, site.port), "pi-1", None, heard.put)
     try:
-        assert main(["broker", "certificate", "--host", ELSEWHERE, "--home", str(site.home)]) == 0
+        assert main(["broker", "certificate", "--add", ELSEWHERE, "--identities", str(site.home)]) == 0
         shown = capsys.readouterr()
         assert ELSEWHERE in shown.out and "127.0.0.1" in shown.out
         assert f"also for {ELSEWHERE}" in shown.err
@@ -105,11 +105,11 @@ def test_a_renewal_reaches_a_waiting_device_that_changes_nothing(
 
 def test_the_command_without_a_host_changes_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     before = (site.home / "broker/client.crt").read_bytes()
-    assert main(["broker", "certificate", "--home", str(site.home), "--format", "json"]) == 0
+    assert main(["broker", "certificate", "--identities", str(site.home), "--format", "json"]) == 0
     assert "localhost" in capsys.readouterr().out
-    assert main(["broker", "certificate", "--host", "localhost", "--home", str(site.home)]) == 0
+    assert main(["broker", "certificate", "--add", "localhost", "--identities", str(site.home)]) == 0
     assert (site.home / "broker/client.crt").read_bytes() == before
-    assert main(["broker", "certificate", "--host", "no host", "--home", str(site.home)]) == 4
+    assert main(["broker", "certificate", "--add", "no host", "--identities", str(site.home)]) == 4
 
 
 def test_a_running_broker_renews_its_certificate_in_time(site: Site) -> None:
@@ -125,8 +125,11 @@ def test_broker_up_says_for_what_its_certificate_is_valid_and_what_is_missing(
     folder, port = site.home / "broker", free_port("127.0.0.1")
     files = ["--ca", "ca.crt", "--cert", "client.crt", "--key", "client.key"]
     options = [str(folder / each) if each.count(".") else each for each in files]
-    given = ["--host", ELSEWHERE, *options]
-    for arguments, missing in ((given, True), (["--host", ELSEWHERE, "--home", str(site.home)], False)):
+    given = ["--listen", ELSEWHERE, *options]
+    for arguments, missing in (
+        (given, True),
+        (["--listen", ELSEWHERE, "--identities", str(site.home)], False),
+    ):
         command = [sys.executable, "-m", "edge_fl", "broker", "up", "--port", str(port), *arguments]
         command += ["--dir", str(tmp_path / "other")]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as up:
@@ -167,5 +170,5 @@ def test_flash_compares_the_host_before_anything_is_written(
     ]
     assert main([*command, "--host", ELSEWHERE]) == 4
     shown = capsys.readouterr().err
-    assert f"edge-fl broker certificate --host {ELSEWHERE}" in shown and "nothing was written" in shown
+    assert f"edge-fl broker certificate --add {ELSEWHERE}" in shown and "nothing was written" in shown
     assert not out.exists()

@@ -53,6 +53,7 @@ RECORDED = {
 UNRECORDED = {
     "Everything here reads, or changes files of the person who runs it, no fleet.": (
         "compare", "data", "datasets", "demo", "fleet alerts list", "fleet alerts test", "fleet audit", "fleet certificates",
+        "fleet changes", "fleet traffic", "release compare", "server backup",
         "fleet group list", "fleet list", "fleet settings", "heads", "methods", "models", "new", "newtask", "plots", "recipes", "recommend",
         "release agents", "release keys list", "release list", "release sign", "release wheel", "report", "runs",
         "server dashboard", "server mcp", "simulate", "token list",
@@ -99,7 +100,7 @@ def test_commands_and_the_certificate_authority_record_their_actions(
         ("fleet enrol --role viewer ann", "enrol", "viewer-ann"),
         ("fleet rotate runs/identities/devices/pi-0", "rotate", "pi-0"),
         ("fleet revoke pi-0", "revoke", "pi-0"),
-        ("broker certificate --host elsewhere.example", "rotate", "broker"),
+        ("broker certificate --add elsewhere.example", "rotate", "broker"),
         ("fleet admit pi-1", "admit", "pi-1"),
         ("fleet tag pi-1 site=berlin", "tag", "pi-1: site=berlin"),
         ("fleet set pi-1 watch_s=60", "settings", "pi-1: watch_s=60"),
@@ -111,7 +112,7 @@ def test_commands_and_the_certificate_authority_record_their_actions(
         ("token create bo --role viewer", "token create", "bo: viewer"),
         ("token revoke bo", "token revoke", "bo"),
         ("release keys rotate timestamp", "keys rotate", "timestamp"),
-        ("release keys take-out root --to usb", "keys take-out", "root"),
+        ("release keys take-out root --out usb", "keys take-out", "root"),
         ("release export public", "export", "public"),
     ]
     for words, _, _ in done:

@@ -55,5 +55,5 @@ def test_tokens_and_admissions_by_command_are_in_the_log(
         "admit",
     ):
         assert said in lines
-    assert main(["fleet", "audit", "--since", "yesterday", *where]) == 4
+    assert main(["fleet", "audit", "--since", "last week", *where]) == 4
     db.close()

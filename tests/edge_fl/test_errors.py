@@ -29,7 +29,7 @@ def test_the_tree_is_as_drawn() -> None:
         name: ("Exception" if name == "EdgeFLError" else parent, code)
         for name, (parent, code) in drawn().items()
     }
-    assert len(written) == 19
+    assert len(written) == 20
     assert root == written
 
 
@@ -37,7 +37,7 @@ def test_exit_codes_are_the_promised_ones() -> None:
     codes = {name: code for name, (_, code) in drawn().items()}
     assert codes["RunError"] == 1
     assert codes["ConnectError"] == 2
-    assert codes["DeadlineError"] == 3
+    assert codes["DeadlineError"] == codes["GateError"] == 3
     assert codes["ConfigError"] == codes["DataError"] == codes["MethodError"] == 4
 
 

@@ -1,7 +1,8 @@
-"""The demo: three real commands as child processes that always end, and a comparison with baselines."""
+"""The demo: real commands as child processes that always end, and the gain that it proves.
 
-import csv
-import math
+The pictures of the README: `EDGE_FL_SCREENSHOTS=$PWD/docs/images python -m pytest tests/lab/test_demo.py -k plaintext`.
+"""
+
 import os
 import re
 import shlex
@@ -9,8 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from contextlib import closing
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -18,48 +21,60 @@ import pytest
 
 from edge_fl import metrics
 from edge_fl.cli import App
+from edge_fl.data import datasets
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ConfigError, ConnectError, DeadlineError, RunError
+from edge_fl.fleet import simulated
 from edge_fl_broker.find import Program
-from edge_fl_lab import demo
+from edge_fl_console.dashboard.pages import overview
+from edge_fl_lab import demo, demo_data
 from edge_fl_lab.cli import demo as demo_command
 from edge_fl_lab.demo import DemoOptions
 from edge_fl_lab.report import page
 from edge_fl_server.children import CommandProcesses
 from edge_fl_server.recipes.recipe import Recipe
-from edge_fl_server.registry import Database, registered_devices
+from edge_fl_server.registry import Database, registered_devices, rollouts
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics
 from tests.devices.deadly import deadly
 
-ROWS = [
-    {"device": "sim-000", "tier": "head", "after": 0.5},
-    {"device": "sim-001", "tier": "full", "after": 1.0},
-    {"device": "sim-002", "tier": "head", "after": None},
-]
+ROOT = Path(__file__).parents[2]
+PICTURES = os.environ.get("EDGE_FL_SCREENSHOTS", "")
 
 
-def test_the_fleet_is_compared_with_baselines_over_all_and_over_head_only_clients():
-    baselines = {"Local": {"c000": 0.25, "c001": 0.5, "c002": 0.75}}
-    found = {line["model"]: (line["clients"], line["mean"]) for line in demo.compare(ROWS, baselines)}
-    assert found == {
-        "this fleet, all": (2, 0.75),
-        "this fleet, head-only": (1, 0.5),
-        "Local, all": (3, 0.5),
-        "Local, head-only": (2, 0.5),
-    }
+def test_images_are_divided_into_few_labels_for_head_only_devices_and_many_for_full_ones():
+    dataset = datasets.load("digits", Path())
+    split = demo_data.divide(dataset, 28, 4, 3)
+    full = {simulated.names(28)[number] for number in simulated.full_devices(28, 4, 3)}
+    assert list(split.clients) == simulated.names(28) and len(full) == 4
+    owned = np.concatenate([*split.train, *split.validation, *split.test])
+    assert len(np.unique(owned)) == len(owned) == 37 * (24 + 4 * 6)
+    for row, name in enumerate(split.clients):
+        sizes = [len(rows[row]) for rows in (split.train, split.validation, split.test)]
+        assert sizes == ([149, 17, 56] if name in full else [10, 0, 27])
+    again, other = (demo_data.divide(dataset, 28, 4, seed).fingerprint() for seed in (3, 4))
+    assert split.fingerprint() == again != other
+
+
+def test_too_many_devices_for_the_images_are_an_error():
+    dataset = datasets.load("digits", Path())
+    with pytest.raises(
+        ConfigError, match="1,797 images for 4 full and 196 head-only devices, expected 3,300"
+    ):
+        demo_data.divide(dataset, 200, 4, 0)
 
 
 def test_the_run_s_report_compares_each_device_with_training_on_its_own_data_alone(tmp_path):
     """Twelve devices; the last one was never evaluated."""
-    names = [f"sim-{n:03d}" for n in range(12)]
+    names = simulated.names(12)
     clients = {name: {metrics.PERSONAL_AFTER: 0.9, metrics.TEST_SAMPLES: 10.0} for name in names[:-1]}
     with Results.create(tmp_path, Recipe(name="demo", source="fleet")) as results:
         results.write_devices(
             [{"device": name, "tier": "head", "samples": 5, "bytes_up": 1} for name in names]
         )
         results.append_round(RoundMetrics(round=3, final=True, clients=clients))
-    demo.record_local_only(results.path, {f"c{n:03d}": 0.5 + n / 100 for n in range(12)})
+    local = {name: 0.5 + n / 100 for n, name in enumerate(names)}
+    assert demo.record_local_only(results.path, local)["sim-010"][metrics.LOCAL_ONLY] == pytest.approx(0.6)
     (group,) = page.report(Results.open(results.path)).groups
     (gain,) = group.gains
     assert (gain.difference.metric, gain.difference.against) == (metrics.PERSONAL_AFTER, metrics.LOCAL_ONLY)
@@ -70,38 +85,69 @@ def test_the_run_s_report_compares_each_device_with_training_on_its_own_data_alo
     assert Results.open(results.path).state().state == "completed"
 
 
-def test_raw_pixels_are_fitted_on_train_and_measured_on_test():
+def test_a_device_alone_is_fitted_on_its_training_images_and_measured_on_its_test_images():
     dark, bright = np.zeros((6, 1, 2, 2), np.uint8), np.full((6, 1, 2, 2), 200, np.uint8)
     train = Samples(np.concatenate([dark, bright]), np.repeat([0, 1], 6))
     turned = Samples(train.x, 1 - train.y)
-    assert demo.raw_pixels(ClientData(train, train, train), 2) == 1.0
-    assert demo.raw_pixels(ClientData(train, train, turned), 2) == 0.0
+    devices = {"right": ClientData(train, train, train), "turned": ClientData(train, train, turned)}
+    assert demo_data.alone(devices, 2) == {"right": 1.0, "turned": 0.0}
+
+
+def measured(fleet, after, local):
+    return {
+        metrics.FLEET: fleet,
+        metrics.PERSONAL_AFTER: after,
+        metrics.LOCAL_ONLY: local,
+        metrics.TEST_SAMPLES: 27.0,
+    }
+
+
+def test_the_figures_are_paired_over_the_head_only_devices_that_measured_all_three_models():
+    final = {
+        "sim-000": measured(0.8, 0.9, 0.6),
+        "sim-001": measured(0.9, 0.9, 0.8),
+        "sim-002": {metrics.PERSONAL_AFTER: 0.1, metrics.LOCAL_ONLY: 0.9},
+        "sim-003": measured(0.1, 0.1, 1.0),  # a full device
+    }
+    found = demo_data.figures(final, ["sim-000", "sim-001", "sim-002"])
+    assert [(row["n"], row["mean"]) for row in found.rows] == [
+        (2, pytest.approx(0.85)),
+        (2, pytest.approx(0.9)),
+        (2, pytest.approx(0.7)),
+    ]
+    assert found.sentence().startswith(
+        "Without own labels 85.0 %, with 10 labels 90.0 %, alone 70.0 %: the fleet gains a device +20.0 points (95 % CI -"
+    )
+    assert found.sentence().endswith("paired, n = 2 devices with 27 test images each).")
+    alone = demo_data.figures({"sim-000": measured(0.8, 0.9, 0.6)}, ["sim-000"])
+    assert "(n = 1 device with 27 test images each, so no interval)" in alone.sentence()
+    with pytest.raises(RunError, match="no head-only device measured"):
+        demo_data.figures(final, ["sim-002"])
 
 
 @pytest.mark.parametrize(("devices", "full"), [(4, 4), (4, 0), (4, 9)])
 def test_there_must_be_full_and_head_only_devices(devices, full):
     with pytest.raises(ConfigError, match=f"{full} full devices of {devices}"):
-        demo.recipe_of(DemoOptions(devices=devices, full=full))
+        demo.prepare(DemoOptions(devices=devices, full=full))
 
 
 def test_only_a_part_of_a_large_dataset_is_used(tmp_path):
     np.savez(tmp_path / "large.npz", x=np.zeros((4000, 4, 4), np.uint8), y=np.arange(4000) % 3)
-    recipe = demo.recipe_of(DemoOptions("large", tmp_path, devices=4, full=2, rounds=3))
-    assert recipe.data.fraction * 4000 == 4 * demo.SAMPLES_PER_DEVICE
-    assert (recipe.rounds, recipe.release.every, recipe.cohort.min_devices) == (3, 2, 2)
-    assert demo.recipe_of(DemoOptions()).data.fraction == 1.0
+    study = demo.prepare(DemoOptions("large", tmp_path, devices=4, full=2, rounds=3, runs=tmp_path))
+    assert sum(len(rows) for rows in study.split.train) == 2 * 10 + 2 * 149
+    assert (study.recipe.rounds, study.recipe.cohort.min_devices, study.recipe.release.heads) == (3, 2, 2)
+    assert Path(study.recipe.data.split).parent == tmp_path
 
 
 def test_fleet_and_server_get_the_same_split_and_broker(tmp_path):
-    recipe = demo.recipe_of(DemoOptions(devices=5, full=2, port=1999))
-    commands = demo.commands(DemoOptions(devices=5, full=2), recipe, tmp_path)
+    options = DemoOptions(devices=5, full=2, port=1999, settings=("seed=7",), runs=tmp_path)
+    recipe = demo.prepare(options).recipe
+    commands = demo.commands(options, recipe, tmp_path)
     pairs = list(zip(commands["fleet"][2::2], commands["fleet"][3::2], strict=True))
     fleet = dict(pairs)
-    assert (fleet["--head"], fleet["--full"], fleet["--port"]) == ("3", "2", "1999")
+    assert (fleet["--head-only"], fleet["--full"], fleet["--port"]) == ("3", "2", "1999")
     assert (fleet["--dataset"], fleet["--data-dir"]) == (recipe.data.dataset, recipe.data.data_dir)
-    settings = [word for name, word in pairs if name == "--set"]
-    split = {f"data.{name}={getattr(recipe.data, name)}" for name in ("partition", "beta", "fraction")}
-    assert set(settings) == {*split, f"seed={recipe.seed}"}
+    assert {word for name, word in pairs if name == "--set"} == {f"data.split={recipe.data.split}", "seed=7"}
     assert commands["broker"][commands["broker"].index("--port") + 1] == "1999"
     assert (tmp_path / "recipe.toml").read_text().count("1999") == 1
 
@@ -168,27 +214,106 @@ def test_children_end_after_an_interrupt(mosquitto_program, tmp_path):
     assert not alive(child._process.pid)
 
 
+def command(folder: Path, variables: dict[str, str], *options: str) -> subprocess.Popen[str]:
+    """The demo in a folder, with stdout and stderr in one stream."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "edge_fl", "demo", *options],
+        cwd=folder,
+        env=variables | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture
+def variables(mosquitto_program: Program) -> dict[str, str]:
+    return {**os.environ, **mosquitto_program.environment, "OMP_NUM_THREADS": "1"}
+
+
+GAIN = re.compile(
+    r"^Without own labels [\d.]+ %, with 10 labels [\d.]+ %, alone [\d.]+ %: the fleet gains a device \+[\d.]+ points"
+    r" \(95 % CI \+([\d.]+) to \+[\d.]+, paired, n = 24 devices with 27 test images each\)\.$",
+    re.MULTILINE,
+)
+
+
+def draw(lines: list[str], scheme: str) -> str:
+    """Lines of a terminal as SVG, in the fonts of the reader."""
+    ground, ink = {"light": ("#f6f8fa", "#1f2328"), "dark": ("#151b23", "#f0f6fc")}[scheme]
+    width, height = round(8.45 * max(map(len, lines))) + 40, 20 * len(lines) + 36
+    texts = "".join(
+        f'<text x="20" y="{34 + 20 * n}">{escape(line)}</text>' for n, line in enumerate(lines) if line
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">'
+        f'<rect width="100%" height="100%" rx="8" fill="{ground}"/><g fill="{ink}" xml:space="preserve"'
+        f' font-family="ui-monospace,SFMono-Regular,Menlo,Consolas,monospace" font-size="14">{texts}</g></svg>\n'
+    )
+
+
 @pytest.mark.broker
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("secure", [False, True], ids=["plaintext", "mTLS"])
-def test_the_demo_completes_and_leaves_only_its_results(mosquitto_program, tmp_path, secure):
-    plan = DemoOptions(devices=4, full=2, rounds=2, runs=tmp_path / "runs", secure=secure)
-    shown = demo.run(plan)
-    assert [entry.name for entry in plan.runs.iterdir()] == [shown.path.name]
-    results = Results.open(shown.path)
-    assert results.state().state == "completed"
-    assert results.summary()["head." + metrics.PERSONAL_AFTER].clients == 2
-    assert results.summary()["full." + metrics.PERSONAL_AFTER].clients == 2
-    rows = list(csv.DictReader((shown.path / "devices.csv").read_text().splitlines()))
-    assert sorted(row["tier"] for row in rows) == ["full", "full", "head", "head"]
-    assert all(row["before"] and row["release"] == "2" for row in rows if row["tier"] == "head")
-    assert len(shown.comparison) == 8
-    assert not any(math.isnan(line["mean"]) for line in shown.comparison)
-    with closing(Database.existing(str(shown.path / demo.REGISTRY))) as db:
-        assert len(registered_devices.listed(db, "main")) == 4
-    assert re.search(
-        r"training on the client's own data alone .* Lowest: sim-00\d, \d+\.\d % of \d+ test", shown.verdict
-    )
+def test_the_demo_proves_the_gain_stops_a_bad_release_and_predicts_offline(variables, tmp_path, secure):
+    """As it is, with its output at 80 columns; the picture of the README is its end."""
+    with command(tmp_path, variables, *["--secure"] * secure) as process:
+        output, _ = process.communicate()
+    assert process.returncode == 0, output
+    progress, end = (part.splitlines() for part in output.split("\n\n", 1))
+    assert len(progress) <= 25
+    assert [line for line in progress if len(line) > 80] == []
+    assert float(GAIN.search(output)[1]) > 0
+    assert re.search(r"^gate    \|   \w+: accuracy changed by -[\d.]+ points", output, re.MULTILINE)
+    assert "24 of 24 head-only devices serve release 1\n" in output
+    right, images = re.search(r"still predicts: (\d+) of its (\d+) test images right", output).groups()
+    assert int(images) == 27 and int(right) > 20
+    assert not re.search("refused|warn|error|fail|trying again", output, re.IGNORECASE)
+    run, split = sorted((tmp_path / "runs").iterdir())
+    assert run.name.startswith("demo-") and split.name == "split-of-demo-digits-28-4-seed-0.csv"
+    assert Results.open(run).state().state == "completed"
+    curve = [line.metrics[metrics.GLOBAL_TEST] for line in Results.open(run).rounds() if not line.final]
+    assert [found.clients for found in curve] == [4] * 6 and curve[-1].mean > curve[0].mean + 0.1
+    with closing(Database.existing(str(run / demo.REGISTRY))) as db:
+        shown = overview.read(db, "main")
+        assert shown.full.heads.found.n == 24 and shown.full.heads.found.low > 0
+        assert shown.served == 1 and rollouts.listed(db, "main")[0].state == "aborted"
+        assert {row.device for row in registered_devices.listed(db, "main")} == set(simulated.names(28))
+    if PICTURES and not secure:
+        last = next(n for n, line in enumerate(progress) if line.startswith("gate"))
+        shown_lines = [
+            *progress[last:],
+            "",
+            *(part for line in end for part in textwrap.wrap(line, 80) or [""]),
+        ]
+        shown_lines = shown_lines[
+            : next(n for n, line in enumerate(shown_lines) if line.startswith("Duration"))
+        ]
+        for scheme in ("light", "dark"):
+            (Path(PICTURES) / f"demo-{scheme}.svg").write_text(draw(shown_lines, scheme))
+
+
+@pytest.mark.broker
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(10))
+def test_the_gain_is_proved_with_every_seed(variables, tmp_path, seed):
+    with command(tmp_path, variables, "--seed", str(seed)) as process:
+        output, _ = process.communicate()
+    assert process.returncode == 0 and float(GAIN.search(output)[1]) > 0, output
+
+
+def test_the_picture_of_the_readme_is_the_end_of_the_demo():
+    """The figures in it are of a run; its words are those of the program."""
+    for scheme in ("light", "dark"):
+        texts = re.findall(
+            r"<text[^>]*>([^<]*)</text>", (ROOT / f"docs/images/demo-{scheme}.svg").read_text()
+        )
+        said = " ".join(texts)
+        assert GAIN.search(re.sub(r" +", " ", said[said.index("Without") :]).strip())
+        assert [line for model in demo_data.MODELS.values() for line in texts if line.startswith(model)]
+        assert "gate    |" in said and "still predicts" in said
 
 
 def paths(output: str, folder: Path) -> list[Path]:
@@ -223,7 +348,7 @@ next: .venv/bin/edge-fl server dashboard --database 'runs/demo-1/registry.sqlite
 
 
 @pytest.fixture
-def slow_broker(mosquitto_program: Program, tmp_path: Path) -> dict[str, str]:
+def slow_broker(variables: dict[str, str], mosquitto_program: Program, tmp_path: Path) -> dict[str, str]:
     """Variables with which mosquitto needs longer to listen than a fleet needs to start."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -231,7 +356,6 @@ def slow_broker(mosquitto_program: Program, tmp_path: Path) -> dict[str, str]:
         f'#!/bin/sh\n[ "$1" = -h ] || sleep 5\nexec {shlex.quote(str(mosquitto_program.path))} "$@"\n'
     )
     (folder / "mosquitto").chmod(0o755)
-    variables = {**os.environ, **mosquitto_program.environment, "OMP_NUM_THREADS": "1"}
     return variables | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
 
 
@@ -246,9 +370,9 @@ def test_nothing_that_connects_is_started_before_the_broker_listens(slow_broker,
                 started.append((name, probe.connect_ex(("127.0.0.1", port)) == 0))
             return super().start(name, *arguments)
 
-    plan = DemoOptions(devices=2, full=1, port=port)
+    plan = DemoOptions(devices=2, full=1, port=port, runs=tmp_path)
     with Recorded(lambda name, line: None, slow_broker) as children:
-        demo._start(children, plan, demo.recipe_of(plan), tmp_path)
+        demo._start(children, plan, demo.prepare(plan).recipe, tmp_path)
     assert started == [("broker", False), ("fleet", True), ("server", True)]
 
 
@@ -331,16 +455,8 @@ def test_the_output_names_only_files_that_exist_and_no_refused_connection(
 ):
     """The complete output of the command in a folder of its own, up to Ctrl-C after the line `until`."""
     size = ["--devices", "2", "--full", "1", "--rounds", "1", "--runs", "my/runs"]
-    command = [sys.executable, "-m", "edge_fl", "demo", *size, *options]
     lines = []
-    with subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=slow_broker | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
+    with command(tmp_path, slow_broker, *size, *options) as process:
         for line in process.stdout:
             lines.append(line)
             if until and until in line:

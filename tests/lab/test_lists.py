@@ -147,7 +147,7 @@ def test_own_heads_are_fitted_by_simulate_compare_and_newtask(
     assert metrics.of_head("own") not in numbers["local"]
     (run,) = Path("runs").glob("simulate-*")
     fitted = output(
-        capsys, "newtask", str(run), "--to", "digits", "--clients", "3", "--head", "own_extension:Own"
+        capsys, "newtask", str(run), "--dataset", "digits", "--clients", "3", "--head", "own_extension:Own"
     )
     assert [row["iterations"] for row in fitted] == [None] and fitted[0]["mean"] > 0.3
 

@@ -12,7 +12,7 @@ from edge_fl_lab.compare import paper
 from edge_fl_lab.compare.grid import parse_method
 from edge_fl_lab.recipe_changes import differences, scaled, with_method
 from edge_fl_server import recipes
-from edge_fl_server.recipes.recipe import Recipe
+from edge_fl_server.recipes.recipe import Recipe, with_settings
 
 PAPERS = ("fedcrc", "fedcrl", "fedrir", "dualfed", "repper")
 
@@ -85,7 +85,13 @@ def test_dualfed_s_baselines_train_as_in_its_paper() -> None:
 
 
 def test_another_method_does_not_keep_the_options_of_the_base() -> None:
-    assert recipes.find("demo").method.options == {"augment": "gentle"}
+    base = recipes.find("fedcrc-cifar10-dir01")
+    assert base.method.options
+    changed = with_settings(base, ["method.name=fedavg"])
+    assert changed.method.options == {}
+
+
+def test_the_robust_recipe_is_the_demo_with_another_centre() -> None:
     robust = recipes.find("robust")
     assert (robust.method.name, robust.method.options, robust.method.epochs) == ("fedavg", {}, 5)
     assert robust.validation.centre == "geometric"

@@ -196,7 +196,7 @@ def test_commands_of_root_leave_nothing_that_the_agent_cannot_use(board: Board, 
 
 
 def test_the_label_service_of_root_leaves_nothing_that_the_agent_cannot_use(board: Board) -> None:
-    serve = [*interpreter(), "-m", "edge_fl", "device", "serve", "--host", "0.0.0.0", "--port", "0"]
+    serve = [*interpreter(), "-m", "edge_fl", "device", "serve", "--listen", "0.0.0.0", "--port", "0"]
     with _started([*serve, "--dir", str(board.folder)]) as child:
         assert child.stderr
         for line in child.stderr:

@@ -150,7 +150,7 @@ def test_the_command_writes_one_object_per_line(
 ) -> None:
     video = write_video(tmp_path / "numbers.avi", 2000, fps=100)  # longer than the command takes
     command = ["device", "watch", "--camera", str(video), "--dir", str(folder), "--top", "2"]
-    assert main([*command, "--count", "3", "--interval", "0.02"]) == 0
+    assert main([*command, "--limit", "3", "--interval", "0.02"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["name"] for line in lines] == [str(video)] * 3 and all(line["behind"] >= 0 for line in lines)
     assert lines[0]["frame"] < lines[1]["frame"] < lines[2]["frame"] and len(lines[0]["top"]) == 2
@@ -182,7 +182,7 @@ def test_home_assistant_discovers_the_device_and_sees_it_leave(
     options = ["--publish", "--id", "pi-07", "--host", "127.0.0.1", "--port", str(port)]
     before, prefix = retained_at(port), "homeassistant/sensor/pi-07"
     with subscribed(port, f"{prefix}/prediction") as heard:
-        command = ["device", "watch", "--camera", str(video), "--dir", str(folder), "--count", "3"]
+        command = ["device", "watch", "--camera", str(video), "--dir", str(folder), "--limit", "3"]
         assert main([*command, *options]) == 0
         state = json.loads(heard.get(timeout=WAIT_S).payload)
     assert state["status"] == "answered" and state["label"] in "ab"

@@ -1,13 +1,18 @@
 """A fleet stays with its registry: another one, and a mistyped fleet, are refused before anything is published."""
 
+import shlex
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from edge_fl import cli
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError
 from edge_fl.wire.topics import Topics
@@ -99,39 +104,72 @@ def test_an_empty_registry_is_not_the_fleets_where_only_the_releases_tell(
         assert fleets.id_of(first.db, "main")
 
 
+NEW_FLEET = {
+    *("broker up", "broker config", "broker check"),  # a broker comes before its fleet
+    *("server run", "server up"),  # create it
+    *("device run", "device doctor", "device watch", "fleet up", "flash"),  # devices wait for their server
+}
+"""Commands that take the name of a fleet that does not exist; their help says so."""
+ROOT: Any = get_command(cli.load(metadata.entry_points(group=cli.ENTRY_POINTS)).root)
+
+
+def commands_with_a_fleet(command: Any = ROOT, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands_with_a_fleet(inner, (*path, name))
+    if any("--fleet" in parameter.opts for parameter in command.params):
+        yield " ".join(path), command
+
+
 def test_a_mistyped_fleet_is_named_with_the_nearest_by_every_command(
+    first: FleetServer,
+    port: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.onnx").touch()
+    here = {
+        "--fleet": "mian",
+        "--home": str(tmp_path / "home"),
+        "--database": str(tmp_path / "server" / "registry.sqlite"),
+        "--port": str(port),
+    }
+    walked = set()
+    for name, command in commands_with_a_fleet():
+        if name in NEW_FLEET:
+            continue
+        known = {option for parameter in command.params for option in parameter.opts}
+        given = [word for option, value in here.items() if option in known for word in (option, value)]
+        if name == "server dashboard":
+            given[given.index("--port") + 1] = "0"
+        words = shlex.split(command.epilog.splitlines()[0])[1:]
+        assert main([*words, *given]) == 4, name
+        said = capsys.readouterr().err
+        assert "fleet 'mian'" in said and "did you mean 'main'?" in said, (name, said)
+        walked.add(name)
+    assert len(walked) > 35
+    assert not (tmp_path / "home" / "mian").exists()
+
+
+def test_commands_that_take_a_new_fleet_say_so() -> None:
+    helps = {
+        name: parameter.help
+        for name, command in commands_with_a_fleet()
+        for parameter in command.params
+        if "--fleet" in parameter.opts
+    }
+    assert {name for name, help in helps.items() if "new" in help} == NEW_FLEET
+
+
+def test_a_server_says_that_a_fleet_is_new(
     first: FleetServer, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    where = ["--home", str(tmp_path / "home"), "--fleet", "mian"]
-    broker = ["--port", str(port)]
-    for command in (
-        ["fleet", "list", *broker],
-        ["fleet", "list", "--where", "tier=head", *broker],
-        ["fleet", "admit", "pi-1"],
-        ["fleet", "tag", "pi-1", "a=b"],
-        ["fleet", "set", "pi-1", "watch_s=60"],
-        ["fleet", "settings"],
-        ["fleet", "group", "list"],
-        ["fleet", "alerts", "list"],
-        ["fleet", "audit"],
-        ["fleet", "rename", "pi-1", "pi-2"],
-        ["fleet", "decommission", "pi-1"],
-        ["token", "list"],
-        ["release", "list"],
-        ["release", "pause", *broker],
-        ["release", "publish", "--model", "cnn4", "--classes", "a,b", *broker],
-        ["device", "logs", "pi-1", *broker],
-        ["server", "dashboard", "--port", "0"],
-    ):
-        assert main([*command, *where]) == 4, command
-        assert "no fleet 'mian'" in (said := capsys.readouterr().err) and "did you mean 'main'?" in said, (
-            command
-        )
-    assert not (tmp_path / "home" / "mian").exists()
-    registry = str(tmp_path / "server" / "registry.sqlite")
-    assert main(["server", "worker", "--database", registry, "--fleet", "mian", *broker]) == 4
-    assert "did you mean 'main'?" in capsys.readouterr().err
-    assert main(["fleet", "list", *broker, "--home", str(tmp_path / "home")]) == 0
+    access = FleetAccess(connector("127.0.0.1", port), "mian", tmp_path / "home")
+    with served(FleetServer(access, first.db)):
+        assert "fleet 'mian': a new one (did you mean 'main'?)" in capsys.readouterr().err
+    with served(first):
+        assert "a new one" not in capsys.readouterr().err
 
 
 def test_commands_on_another_registry_change_nothing(

@@ -86,7 +86,7 @@ def test_after_a_lost_server_a_device_says_what_to_do_and_follows_the_new_one_wi
         assert head(scene) == first and device.state.release == 1
     remedy = "sudo edge-fl device reset --trust"
     assert remedy in caplog.text and remedy in str(shown(scene)["wrong_key"])
-    assert main(["device", "reset", "--trust", "--labels", "--dir", str(home), "--yes"]) == 4
+    assert main(["device", "reset", "--trust", "--delete-labels", "--dir", str(home), "--yes"]) == 4
     assert main(["device", "reset", "--trust", "--dir", str(home), "--yes"]) == 0
     assert "trusts the first server that it meets" in capsys.readouterr().err
     assert head(scene) == first, "head and installed release stay"

@@ -81,7 +81,7 @@ def command(*arguments: str) -> list[str]:
 @contextmanager
 def fleet(folder: Path, port: int, name: str, labels: int) -> Iterator[None]:
     """A fleet of head-only devices with so many labels each; ends with the server."""
-    given = ["--head", str(DEVICES), "--heads", "logistic", "--own-labels", str(labels), "--until-idle"]
+    given = ["--head-only", str(DEVICES), "--heads", "logistic", "--own-labels", str(labels), "--until-idle"]
     given += ["--dataset", "devices"]
     given += [
         "--port",

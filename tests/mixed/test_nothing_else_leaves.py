@@ -50,14 +50,14 @@ LIFE = [
     "device predict photo.png --dir board/device",
     "device doctor --config board/config.toml",
     "device status --dir board/device",
-    "device watch --dir board/device --camera film.avi --count 2 --config board/config.toml",
+    "device watch --dir board/device --camera film.avi --limit 2 --config board/config.toml",
     "device logs pi",
     "device diagnose pi --out diagnosis",
     "fleet admit pi",
     "release pause",
     "release abort",
     "release export public",
-    "release sign public --key signing.pem",
+    "release sign public --signing-key signing.pem",
     "server mcp",
 ]
 """While the agent runs; `fleet admit`, `pause` and `abort` have nothing to do and say so."""
@@ -80,7 +80,7 @@ ALONE = [
     "simulate --dataset digits --clients 3 --rounds 1 --set method.epochs=1 --runs runs",
     "report {run}",
     "plots {run}",
-    "newtask {run} --to digits --clients 2 --iterations 2",
+    "newtask {run} --dataset digits --clients 2 --iterations 2",
     "models list",
     "heads list",
 ]

@@ -64,7 +64,7 @@ def test_a_fleet_trains_and_serves_over_it(ejabberd: Ejabberd, folder: Path) -> 
                 "up",
                 "--full",
                 "2",
-                "--head",
+                "--head-only",
                 "1",
                 "--port",
                 port,

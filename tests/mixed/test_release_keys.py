@@ -69,7 +69,7 @@ def test_devices_follow_keys_that_were_taken_out_rotated_and_added(
         assert device.state.release == 1
 
         before = keys(home, capsys)
-        assert change("take-out", "root", "--to", str(usb)) == 0
+        assert change("take-out", "root", "--out", str(usb)) == 0
         assert keys(home, capsys)["root"][0]["place"] == ""
         assert change("rotate", "timestamp") == 4
         assert "this private key is needed to sign, and is not here" in capsys.readouterr().err
@@ -77,7 +77,7 @@ def test_devices_follow_keys_that_were_taken_out_rotated_and_added(
 
         for role in ("timestamp", "root"):
             assert change("rotate", role, "--with", str(usb)) == 0
-        assert change("add", "root", "--threshold", "2", "--to", str(safe), "--with", str(usb)) == 0
+        assert change("add", "root", "--threshold", "2", "--out", str(safe), "--with", str(usb)) == 0
         after = keys(home, capsys, "--with", str(usb), "--with", str(safe))
         assert [row["place"] for row in after["root"]] == [str(usb), str(safe)]
         assert {row["threshold"] for row in after["root"]} == {2}

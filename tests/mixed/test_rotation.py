@@ -106,7 +106,7 @@ def test_a_round_survives_certificate_renewal_of_a_device_and_the_server(
             with held:
                 assert eventually(lambda: held.requested == {*IDS})
                 closed.renewal.tick()
-                home = ["--home", str(authority.home)]
+                home = ["--identities", str(authority.home)]
                 assert main(["fleet", "rotate", str(closed.folder("server")), *home]) == 0
                 assert eventually(lambda: closed.is_new("d1") and closed.is_new("server"))
                 closed.end_the_old()

@@ -14,7 +14,7 @@ def check_signature() -> str:
         model = release / "extractor.onnx"
         model.write_bytes(b"a model")
         key = Path(scratch) / "signing.pem"
-        signed = _run("edge_fl", "release", "sign", scratch, "--key", str(key))
+        signed = _run("edge_fl", "release", "sign", scratch, "--signing-key", str(key))
         verified = verify(release, key.with_name("signing.pem.pub"))
         model.write_bytes(b"A model")
         changed = verify(release, key.with_name("signing.pem.pub"))

@@ -15,8 +15,10 @@ import hmac
 import logging
 import os
 import secrets
+import shutil
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -33,7 +35,16 @@ from edge_fl.files.paths import text
 from edge_fl.fleet import actions
 from edge_fl.fleet.tags import TAGS_FILE, Tags
 from edge_fl.wire import host_names, identity
-from edge_fl.wire.identity import CA_FILE, CERT_FILE, Identity, IdentityError, Key, Token
+from edge_fl.wire.identity import (
+    CA_FILE,
+    CERT_FILE,
+    KEY_FILE,
+    TOKEN_FILE,
+    Identity,
+    IdentityError,
+    Key,
+    Token,
+)
 from edge_fl.wire.roles import PERSON_DAYS, PersonRole
 from edge_fl.wire.topics import CLAIM, NAME, READER, RESERVED, role_of
 from edge_fl_broker.provision import certificates
@@ -188,6 +199,8 @@ class Authority:
                     row = replace(row, device=name, token=_digest(token.secret))
                 rows.append(row)
                 issued[name] = certificate, key, token
+                if folders[name].exists():  # an ended identity of this name
+                    shutil.rmtree(folders[name])
         self._publish_tags()
         return [
             identity.write(folders[name], self.ca, certificates.pem(certificate), key, token)
@@ -252,13 +265,20 @@ class Authority:
         """Names and addresses for which the broker's certificate is valid."""
         return broker_names(self.home / "broker" / CERT_FILE)
 
-    def operator(self) -> Identity | None:
-        """The operator's identity in this folder, renewed if two thirds of its life are over; None if it is not here."""
-        folder = self.home / FOLDERS[OPERATOR]
-        if not folder.exists():
-            return None
-        current = identity.read(folder)
-        return self.rotate(folder) if self.now() >= current.renew_at else current
+    def renew_own(self) -> datetime | None:
+        """Renew the identities of FOLDERS that are here and of which two thirds of their life are over -> when the next one is due."""
+        due = []
+        for folder in (self.home / name for name in FOLDERS.values()):
+            if folder.exists():
+                current = identity.read(folder)
+                renewed = self.rotate(folder) if self.now() >= current.renew_at else current
+                due.append(renewed.renew_at)
+        return min(due, default=None)
+
+    @property
+    def expires(self) -> datetime:
+        """When the CA's own certificate ends."""
+        return self._ca.not_valid_after_utc
 
     def rotate(self, folder: Path, life: timedelta | None = None) -> Identity:
         """Replace the identity in `folder`, by default for the usual life of its role, and a person's second one.
@@ -362,7 +382,7 @@ class Authority:
                     f"{name!r}: has a certificate or a claim already, expected a new name ('edge-fl fleet rotate' renews it,"
                     " 'fleet revoke' revokes it)"
                 )
-            if folder.exists():
+            if folder.exists() and not _is_of(folder, name):
                 raise ConfigError(
                     f"{folder}: exists already, expected a new folder ('edge-fl fleet rotate {folder}' renews an identity)"
                 )
@@ -374,6 +394,14 @@ def _require_writable(folder: Path) -> None:
     above = next(parent for parent in folder.absolute().parents if parent.exists())
     if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
         raise ConfigError(f"{text(folder)}: {text(above)} is not writable, expected a writable folder")
+
+
+def _is_of(folder: Path, name: str) -> bool:
+    """Whether a folder holds nothing but an identity or a claim of this name."""
+    with suppress(ConfigError):
+        files = {CA_FILE, CERT_FILE, KEY_FILE, TOKEN_FILE}
+        return identity.read(folder).device == name and {path.name for path in folder.iterdir()} <= files
+    return False
 
 
 def _digest(secret: str) -> str:

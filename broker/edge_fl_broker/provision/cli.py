@@ -4,29 +4,32 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from edge_fl.cli import App
+from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError
 from edge_fl.files.paths import text
-from edge_fl.options import FOLDERS, FormatOption, argument, option
+from edge_fl.options import FOLDERS, IDENTITIES, FormatOption, IdentitiesOption, argument, option
 
-DEFAULT_HOME = Path("runs/identities")
-Home = Annotated[
-    Path, option("FOLDER", "Folder of the CA and its register; do not copy it to devices.", FOLDERS)
-]
 Names = Annotated[list[str] | None, argument("DEVICE", "Device names: a-z, 0-9 and '-'.")]
 Out = Annotated[
     Path | None,
-    option("--out FOLDER", "Folder for the identities [HOME/devices, of people HOME/people].", FOLDERS),
+    option(
+        "--out FOLDER",
+        "Folder to write to [devices in --identities, for people its folder people].",
+        FOLDERS,
+    ),
 ]
 Days = Annotated[
-    int | None, option("N", "Validity in days [claims 30, people 90, identities 1825].", min=1, max=3650)
+    int | None,
+    option("--days N", "Validity in days [claims 30, people 90, identities 1825].", min=1, max=3650),
 ]
 COLUMNS: Columns = {
     "name": "name",
     "role": "role",
     "state": "state",
     "expires": "expires",
+    "renewal": "renewal",
     "device": "for",
     "by": Column("issued by", rank=1),
     "revoked_by": Column("revoked by", rank=1),
@@ -41,7 +44,7 @@ def register(app: App) -> None:
         enrol,
         "edge-fl fleet enrol pi-07 pi-08\nedge-fl fleet enrol --count 50 --prefix pi-\nedge-fl fleet enrol --role viewer ann",
     )
-    group.add(certificates, "edge-fl fleet certificates")
+    group.add(certificates, "edge-fl fleet certificates --within 90d")
     group.add(revoke, "edge-fl fleet revoke pi-07")
     group.add(rotate, "edge-fl fleet rotate runs/identities/devices/pi-07")
 
@@ -51,7 +54,7 @@ def enrol(
     count: Annotated[
         int,
         option(
-            "-n --count N",
+            "--count N",
             "Number of devices to add, named PREFIX000, ...; numbers continue after the highest ever used.",
             min=0,
             max=10_000,
@@ -73,7 +76,8 @@ def enrol(
     role: Annotated[
         Literal["viewer", "operator", "releaser"] | None,
         option(
-            "--role ROLE", "Enrol people instead of devices: viewer, operator or releaser (docs/security.md)."
+            "--role ROLE",
+            "Role: viewer, operator or releaser; enrols people instead of devices (docs/security.md).",
         ),
     ] = None,
     tags: Annotated[
@@ -81,7 +85,7 @@ def enrol(
     ] = None,
     days: Days = None,
     out: Out = None,
-    home: Home = DEFAULT_HOME,
+    identities: IdentitiesOption = IDENTITIES,
 ) -> None:
     """Enrol devices: create a folder each with a one-time claim (the device generates its key), or with a complete identity (--baked).
     With --role enrol people: a complete identity ROLE-NAME each.
@@ -106,8 +110,8 @@ def enrol(
         raise ConfigError("no names, no --count and no --total; expected devices to enrol")
     if len(set(names or ())) != len(names or ()):
         raise ConfigError("duplicate name, expected each name once")
-    authority = Authority.make(home)
-    out = out or home / ("people" if role else "devices")
+    authority = Authority.make(identities)
+    out = out or identities / ("people" if role else "devices")
     used = used_numbers(authority.register.rows(), out, names or (), prefix)
     if total:
         enrolled = numbered_names(authority.register.rows(), authority.now(), prefix)
@@ -125,13 +129,13 @@ def enrol(
             )
         return
     issue, life = (authority.bake, LIFE) if baked else (authority.claim, CLAIM_LIFE)
-    identities = issue({name: out / name for name in devices}, timedelta(days=days) if days else life, given)
+    given_out = issue({name: out / name for name in devices}, timedelta(days=days) if days else life, given)
     one, more = ("identity", "identities") if baked else ("claim", "claims")
-    for issued in identities:
+    for issued in given_out:
         print(issued.folder)
     print_status(
-        f"{len(identities)} {one if len(identities) == 1 else more} in {text(out)}; the CA and its register are in {text(home)}:"
-        f" keep {text(home)}/ca.key secret"
+        f"{len(given_out)} {one if len(given_out) == 1 else more} in {text(out)}; the CA and its register are in {text(identities)}:"
+        f" keep {text(identities)}/ca.key secret"
     )
     _state_sharing()
 
@@ -154,36 +158,51 @@ def _state_sharing() -> None:
     print_status(": ".join(sharing("a device")))
 
 
-def certificates(home: Home = DEFAULT_HOME, format: FormatOption = Format.TABLE) -> None:
-    """List every certificate that was issued, and whether it is valid. Connected devices: edge-fl fleet list."""
-    from edge_fl_broker.provision.authority import Authority
+def certificates(
+    within: Annotated[
+        str, option("--within DURATION", "Only those in use that end within this time, such as 90d.")
+    ] = "",
+    identities: IdentitiesOption = IDENTITIES,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List every certificate that was issued: whether it is valid, when it ends, what renews it. Connected devices: edge-fl fleet list."""
+    from datetime import timedelta
 
-    authority = Authority.open(home)
-    now = authority.now()
+    from edge_fl_broker.provision.authority import Authority
+    from edge_fl_broker.provision.register import renewals
+
+    authority = Authority.open(identities)
+    now, issued = authority.now(), authority.register.rows()
+    by_serial = renewals(issued, now)
+    if within:
+        until = now + timedelta(seconds=units.parse_duration(within, "--within"))
+        issued = tuple(row for row in issued if row.serial in by_serial and row.expires <= until)
     rows = [
         {
             "name": row.name,
             "role": row.role,
             "state": row.state(now),
             "expires": f"{row.expires:%Y-%m-%d}",
+            "renewal": by_serial.get(row.serial),
             "device": row.device or None,
             "by": row.issued_by or None,
             "revoked_by": row.revoked_by or None,
             "serial": row.serial,
         }
-        for row in authority.register.rows()
+        for row in sorted(issued, key=lambda row: row.expires if within else row.begins)
     ]
     show_table(rows, COLUMNS, format)
+    print_status(f"the CA itself is valid until {authority.expires:%Y-%m-%d}; all of them end with it")
 
 
 def revoke(
     names: Annotated[list[str], argument("DEVICE", "Names whose certificates are revoked.")],
-    home: Home = DEFAULT_HOME,
+    identities: IdentitiesOption = IDENTITIES,
 ) -> None:
-    """Revoke all certificates of these names. 'edge-fl broker up' notices within a second; other brokers read HOME/revoked.crl."""
+    """Revoke all certificates of these names. 'edge-fl broker up' notices within a second; other brokers read its file revoked.crl."""
     from edge_fl_broker.provision.authority import Authority
 
-    authority = Authority.open(home)
+    authority = Authority.open(identities)
     for name in names:
         ended = authority.revoke(name)
         print(f"{name}: {len(ended)} revoked ({', '.join(row.serial for row in ended)})")
@@ -194,7 +213,7 @@ def rotate(
         list[Path], argument("FOLDER", "Identity folders created by 'fleet enrol --baked' or '--role'.")
     ],
     days: Days = None,
-    home: Home = DEFAULT_HOME,
+    identities: IdentitiesOption = IDENTITIES,
 ) -> None:
     """Renew the identities in these folders, also expired ones: new key, new certificate, same name. Running devices renew theirs after two
     thirds of its life.
@@ -203,7 +222,7 @@ def rotate(
 
     from edge_fl_broker.provision.authority import Authority
 
-    authority = Authority.open(home)
+    authority = Authority.open(identities)
     for folder in folders:
         renewed = authority.rotate(folder, timedelta(days=days) if days else None)
         print(f"{renewed.name}: valid until {renewed.expires:%Y-%m-%d}")

@@ -16,6 +16,7 @@ from edge_fl.errors import ConfigError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
 from edge_fl.untrusted import NOT_JSON, whole
+from edge_fl.wire.identity import RENEW_AFTER
 from edge_fl.wire.roles import PERSON_ROLES
 from edge_fl.wire.topics import RESERVED, Role, role_of
 
@@ -81,6 +82,21 @@ def named(rows: Iterable[Issued], now: datetime) -> list[str]:
     return sorted(
         {row.name for row in rows if row.role in NAMED and row.name not in RESERVED and row.holds(now)}
     )
+
+
+def renewals(rows: Iterable[Issued], now: datetime) -> dict[str, str]:
+    """Serial number of each certificate in use -> what renews it, and from when on. One that a later one has replaced is not in use."""
+    newest = {row.name: row for row in rows if row.holds(now)}
+    return {row.serial: _renewal(row) for row in newest.values() if not row.key}
+
+
+def _renewal(row: Issued) -> str:
+    if row.role == "claim":
+        return "none: its device redeems it once"
+    if row.role == "worker" or (row.person and row.device != "operator"):
+        return "by hand: edge-fl fleet rotate"
+    due = row.begins + RENEW_AFTER * (row.expires - row.begins)
+    return f"by {'the device' if row.role == 'device' else 'edge-fl broker up'} from {due:%Y-%m-%d}"
 
 
 def next_end(rows: Iterable[Issued], now: datetime) -> datetime | None:

@@ -19,7 +19,7 @@ def require(home: Path) -> None:
     """Raise ConfigError if there is no CA in `home`."""
     if not (home / CA_FILE).exists():
         raise ConfigError(
-            f"{text(home)}: no identities, expected those of a fleet (create some with 'edge-fl fleet enrol --baked -n 12',"
+            f"{text(home)}: no identities, expected those of a fleet (create some with 'edge-fl fleet enrol --baked --count 12',"
             " or use --insecure for plaintext on loopback)"
         )
 
@@ -50,7 +50,7 @@ class RegisterSync:
         self._broker, self._authority = broker, authority
         self._seen, self._ended = self._stamps(), self._revoked()
         self._next_end = next_end(authority.register.rows(), authority.now())
-        self._operator = authority.operator()
+        self._own_due = authority.renew_own()
         self._certificate, self._renew_at = self._stamp(), authority.broker_identity().renew_at
 
     def update(self) -> str:
@@ -62,8 +62,8 @@ class RegisterSync:
         """
         stamps = self._stamps()
         now = self._authority.now()
-        if self._operator and now >= self._operator.renew_at:
-            self._operator = self._authority.operator()
+        if self._own_due and now >= self._own_due:
+            self._own_due = self._authority.renew_own()
         if now >= self._renew_at:
             self._authority.broker()
         if (

@@ -135,7 +135,9 @@ class SettingsChanged(AgentEvent, frozen=True):
 
 
 class StopRequested(AgentEvent, frozen=True):
-    """The agent must disconnect cleanly and stop."""
+    """The agent must disconnect cleanly and stop; not `planned`: because of an error."""
+
+    planned: bool = True
 
 
 Event = AgentEvent | Connected | Disconnected

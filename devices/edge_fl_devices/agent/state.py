@@ -156,6 +156,8 @@ class AgentState:
     @property
     def reason(self) -> str:
         """`why` of the status message: the condition that causes all else, or the current failure."""
+        if self.phase is Phase.STOPPED:
+            return self.why
         conditions = self.demoted or self.over_budget or self.data_problem or self.impaired
         return conditions or self.why or (Failure.DRIFT if self.capability.drift else "")
 

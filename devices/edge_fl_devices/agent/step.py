@@ -177,7 +177,8 @@ def _on_metadata_changed(context: StepContext, event: events.MetadataChanged) ->
 
 def _on_stop(context: StepContext, event: events.StopRequested) -> None:
     connected = context.state.connected
-    context.update(phase=Phase.STOPPED, assignment=None)
+    why = Failure.SHUT_DOWN if event.planned else context.state.why
+    context.update(phase=Phase.STOPPED, assignment=None, why=why)
     if connected:
         context.publish_status()
     context.emit(effects.Stop())

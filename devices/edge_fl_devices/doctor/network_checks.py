@@ -79,7 +79,7 @@ def _tls(endpoint: Endpoint) -> DeviceCheck:
     except ssl.SSLCertVerificationError as error:
         remedy = "a wrong clock, another CA than the broker's, or another host name than in its certificate"
         if error.verify_code in tls.OTHER_HOST:
-            remedy = f"on the broker's computer: edge-fl broker certificate --host {endpoint.host}"
+            remedy = f"on the broker's computer: edge-fl broker certificate --add {endpoint.host}"
         return DeviceCheck("TLS", "failed", tls.explain(error, endpoint), remedy)
     except (OSError, ssl.SSLError) as error:
         return DeviceCheck("TLS", "failed", str(error), "does the broker listen with TLS on this port?")
@@ -115,7 +115,9 @@ def _topics(config: DeviceConfig, endpoint: Endpoint) -> Iterator[DeviceCheck]:
         if any(isinstance(event, Packet) and event.topic == topics.server("state") for event in received):
             yield DeviceCheck("server", "ok", "has used this broker")
         else:
-            yield DeviceCheck("server", "warning", "was never on this broker", "start it: edge-fl server run")
+            found = f"none of fleet {config.broker.fleet!r} was ever on this broker"
+            remedy = "is the fleet's name right (--fleet)? else start its server: edge-fl server up"
+            yield DeviceCheck("server", "warning", found, remedy)
     except EdgeFLError as error:
         remedy = "is the device enrolled and not revoked? edge-fl fleet list"
         yield DeviceCheck("sign-in", "failed", str(error), remedy)

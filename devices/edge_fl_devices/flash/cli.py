@@ -33,7 +33,7 @@ class PiConnection(ConnectionOptions):
         Path | None,
         option(
             "--identity FOLDER",
-            "Identity or claim of the device [runs/identities/devices/NAME].",
+            "Identity folder: the device's identity or claim [runs/identities/devices/DEVICE].",
             CONNECTION,
         ),
     ] = None
@@ -41,12 +41,12 @@ class PiConnection(ConnectionOptions):
 
 def flash(
     device: Annotated[str, option("--id DEVICE", "Name of the device: a-z, 0-9 and '-'.")],
-    data: Annotated[str, option("--data SOURCE", "Data source on the Pi.")] = "folder:/srv/images",
+    data: Annotated[
+        str, option("--data SOURCE", "Pictures of the device: where they are on the Pi.")
+    ] = "folder:/srv/images",
     images: Annotated[
         Path | None,
-        option(
-            "--images FOLDER", "Pictures to copy to the Pi's data folder: a folder with one folder per class."
-        ),
+        option("--images FOLDER", "Folder of pictures by class: they are copied to the Pi's data folder."),
     ] = None,
     boot: Annotated[
         Path | None,
@@ -57,11 +57,11 @@ def flash(
     ] = None,
     ssh: Annotated[str, option("--ssh USER@HOST", "A running Pi: user@host.")] = "",
     out: Annotated[
-        Path | None, option("--out FOLDER", "A folder to copy to the Pi by hand.", FOLDERS)
+        Path | None, option("--out FOLDER", "Folder to write to; copy it to the Pi by hand.", FOLDERS)
     ] = None,
     insecure: Annotated[
         bool,
-        option("--insecure", "No identity: connect in plaintext to a private broker.", CONNECTION),
+        option("--insecure", "Plaintext, without an identity: for a private broker.", CONNECTION),
     ] = False,
     releases: Annotated[
         Path | None,

@@ -162,6 +162,12 @@ def fleet_connector(host: str, port: int, folder: Path, count: int) -> tuple[tup
 
     Raises ConfigError if there are fewer.
     """
+    if certificate := identity.certificate_in(folder) if (folder / identity.KEY_FILE).exists() else None:
+        raise ConfigError(
+            f"--identity {text(folder)}: a certificate for {certificate.name!r} alone; expected a folder with one per device, or with"
+            " username and password",
+            consequence="nothing was started",
+        )
     identities = [identity.read(path.parent) for path in sorted(folder.glob(f"*/{identity.KEY_FILE}"))]
     devices = {
         each.name: each.endpoint(host, port or TLS_PORT) for each in identities if each.role == "device"
@@ -169,7 +175,7 @@ def fleet_connector(host: str, port: int, folder: Path, count: int) -> tuple[tup
     if len(devices) < count:
         raise ConfigError(
             f"{text(folder)}: {len(devices)} identities of devices, expected {count}"
-            f" (create them: edge-fl fleet enrol --baked -n {count} --out {text(folder)})",
+            f" (create them: edge-fl fleet enrol --baked --count {count} --out {text(folder)})",
             consequence="nothing was started",
         )
 

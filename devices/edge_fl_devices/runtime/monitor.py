@@ -21,7 +21,7 @@ from edge_fl.config import MAX_CLASSES
 from edge_fl.errors import ConfigError, EdgeFLError, KilledError
 from edge_fl.failures import Failure
 from edge_fl.fields import Tier
-from edge_fl.wire.messages import Capability
+from edge_fl.wire.messages import BOARD_NOTES, Capability
 from edge_fl_devices.agent.events import BudgetChanged, DataChanged, Drifted, Event, Impaired, TierChanged
 from edge_fl_devices.board import capabilities, health, usage
 from edge_fl_devices.board.health import Health, Readings
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 
 COUNT_S = 1.0
 RETRY_S = 10.0
-MEASURED = 2  # notes of a capability that are not about its data: the tier, and the board's measurements
 COUNTING = "counting pictures"
 """Note of a capability before the first count: its samples are those of the last one."""
 
@@ -189,7 +188,7 @@ class DeviceMonitor:
             then = "not tried again until new data, another release or a restart"
         self._log(f"the data were not counted: {error}; {then}", error)
         if state.data_problem != why:
-            notes = state.capability.notes[:MEASURED]
+            notes = state.capability.notes[:BOARD_NOTES]
             self.deliver(DataChanged(replace(state.capability, notes=notes), why))
 
     def _check_drift(self) -> None:
@@ -223,7 +222,7 @@ class DeviceMonitor:
 def counted(capability: Capability, report: DataReport) -> Capability:
     """Return the capability with the count of this report."""
     counts = list(report.samples_per_class)[:MAX_CLASSES]
-    notes = [*capability.notes[:MEASURED], *report.notes]
+    notes = [*capability.notes[:BOARD_NOTES], *report.notes]
     return replace(capability, samples=report.samples, samples_per_class=counts, notes=notes)
 
 
@@ -307,11 +306,11 @@ class Board:
                 max_opset=found.max_opset,
                 notes=found.notes,
             )
-        notes = [capability.notes[0], inspection.measured, *capability.notes[MEASURED:]]
+        notes = [capability.notes[0], inspection.measured, *capability.notes[BOARD_NOTES:]]
         capability = replace(capability, notes=notes)
         if inspection.report is None:
             log.warning("%s: %s", self._config.id, inspection.trouble, extra=LOCAL)
-            capability = replace(capability, notes=notes[:MEASURED])
+            capability = replace(capability, notes=notes[:BOARD_NOTES])
         else:
             for line in inspection.report.local_notes:
                 log.warning("%s: %s", self._config.id, line, extra=LOCAL)

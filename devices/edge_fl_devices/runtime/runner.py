@@ -161,6 +161,7 @@ class Runner:
         ends_s, check_s = time.monotonic() + deadline_s, time.monotonic()
         self._notifier.ready()
         self.ready.set()
+        planned = False
         try:
             while (now_s := time.monotonic()) < ends_s:
                 if now_s >= check_s:
@@ -177,10 +178,11 @@ class Runner:
                 if item is None:
                     break
                 self._handle(*item)
+            planned = True
         finally:
             if not self.continues:
                 self._notifier.stopping()
-            self._disconnect_all()
+            self._disconnect_all(planned=planned)
 
     def _handle(self, device: Device, event: DeviceEvent) -> None:
         try:
@@ -215,9 +217,9 @@ class Runner:
                 del self._planned_s[device]
                 self._handle(device, events.Tick())
 
-    def _disconnect_all(self) -> None:
+    def _disconnect_all(self, *, planned: bool) -> None:
         for device in self.devices:
-            device.handle(events.StopRequested())
+            device.handle(events.StopRequested(planned))
         until_s = time.monotonic() + DISCONNECT_S
         for device in self.devices:
             device.connection.close(max(0.0, until_s - time.monotonic()))

@@ -16,13 +16,13 @@ from edge_fl.console import units
 from edge_fl.console.output import Format, is_quiet, print_status, show_table
 from edge_fl.console.tables import Column
 from edge_fl.errors import ConfigError
-from edge_fl.files.paths import text
 from edge_fl.options import (
     CONNECTION,
     DATA,
     DATA_DIR,
     FOLDERS,
     TRAINING,
+    WAIT,
     ConnectionOptions,
     FormatOption,
     option,
@@ -51,19 +51,11 @@ COLUMNS = {
 class FleetConnection(ConnectionOptions):
     """The broker of a simulated fleet, and its devices' identities or common login."""
 
-    identities: Annotated[
-        Path | None,
-        option(
-            "--identities FOLDER",
-            "Folder with the devices' identities (edge-fl fleet enrol --baked); enables TLS [plaintext].",
-            CONNECTION,
-        ),
-    ] = None
     identity: Annotated[
         Path | None,
         option(
             "--identity FOLDER",
-            "Folder with the username and password of all devices; replaces --identities.",
+            "Identity folder: with those of all devices (edge-fl fleet enrol --baked), or their username and password [plaintext].",
             CONNECTION,
         ),
     ] = None
@@ -72,10 +64,18 @@ class FleetConnection(ConnectionOptions):
 def up(
     devices: Annotated[
         int | None,
-        option("--devices N", f"Number of devices [the sum of --head and --full, or {DEVICES}].", min=1),
+        option(
+            "--devices N",
+            f"Number of simulated devices [the sum of --head-only and --full, or {DEVICES}].",
+            min=1,
+        ),
     ] = None,
-    head: Annotated[str, option("--head HEAD", "Head-only devices: a number (8) or a fraction (0.8).")] = "",
-    full: Annotated[str, option("--full N", "Full devices: a number (2) or a fraction (0.2).")] = "",
+    head_only: Annotated[
+        str, option("--head-only N", "Number of head-only devices, or their share (0.8) of --devices.")
+    ] = "",
+    full: Annotated[
+        str, option("--full N", "Number of full devices, which train, or their share (0.2).")
+    ] = "",
     heads: Annotated[
         str,
         option(
@@ -88,20 +88,20 @@ def up(
         int | None,
         option(
             "--own-labels N",
-            "Labelled images of each head-only device, in all; 0: none, the fleet's head serves alone [all].",
+            "Labels of each head-only device, in all; 0: none, the fleet's head serves alone [all].",
             DATA,
             min=0,
         ),
     ] = None,
     dataset: Annotated[
-        str, option("--dataset DATASET", "Dataset to split over the devices.", DATA)
+        str, option("--dataset DATASET", "Dataset, by name; it is split over the devices.", DATA)
     ] = "digits",
     data_dir: Annotated[Path, DATA_DIR] = Path(".data"),
     settings: Annotated[
         list[str] | None,
         option(
             "--set KEY=VALUE",
-            "A setting of a recipe's [data], such as data.beta=0.1 or data.partition=iid, or seed=1; may be repeated.",
+            "Setting of a recipe, of its data, such as data.beta=0.1 or data.partition=iid, or seed=1; may be repeated.",
             DATA,
         ),
     ] = None,
@@ -120,9 +120,7 @@ def up(
     watch: Annotated[
         bool, option("--watch", "Show all devices in a table that is updated in place.")
     ] = False,
-    wait_s: Annotated[
-        float, option("--wait SECONDS", "Maximum seconds to wait for the broker.", "Roll-out", min=0)
-    ] = 60.0,
+    wait_s: Annotated[float, option("--wait SECONDS", f"{WAIT}, for the broker.", CONNECTION, min=0)] = 60.0,
     faults: Annotated[
         str,
         option(
@@ -137,7 +135,7 @@ def up(
     """Run a simulated fleet over a real broker, with the same agents as real devices."""
     from edge_fl.heads import auto
     from edge_fl.toml import apply, checked
-    from edge_fl.wire.identity import certificate_in
+    from edge_fl.wire.endpoint import has_login
     from edge_fl_devices.config import DeviceBroker
     from edge_fl_devices.runtime.connection import connector, fleet_connector
     from edge_fl_devices.simulated.fleet import (
@@ -151,26 +149,18 @@ def up(
     )
     from edge_fl_devices.storage.store import Store
 
-    head_only, trains = tier_counts(devices if devices or head or full else DEVICES, head, full)
+    fitting, trains = tier_counts(devices if devices or head_only or full else DEVICES, head_only, full)
     kinds = tuple(kind.strip() for kind in heads.split(","))
     auto.require_kinds(kinds, f"--heads {heads}")
     tree: dict[str, Any] = {"data": {"dataset": dataset, "data_dir": os.fspath(data_dir)}}
     apply(settings or (), tree)
-    tree["data"]["clients"] = head_only + trains
+    tree["data"]["clients"] = fitting + trains
     simulated = checked(tree, SimulatedData, "fleet up")
-    identities, identity = connection.identities, connection.identity
-    given = connection.given() | ({"identity": os.fspath(identities)} if identities else {})
-    broker = checked(given, DeviceBroker, "fleet up")
+    broker = checked(connection.given(), DeviceBroker, "fleet up")
+    identities = connection.identity if connection.identity and not has_login(connection.identity) else None
     if identities:
-        if identity:
-            raise ConfigError("--identity and --identities: expected one of them")
         endpoint = broker.address
-        ids, connect = fleet_connector(broker.host, endpoint.port, identities, head_only + trains)
-    elif identity and (certificate := certificate_in(identity)):
-        raise ConfigError(
-            f"--identity {text(identity)}: a certificate for {certificate.name!r} alone; expected a folder with username and"
-            " password, or --identities with a certificate per device"
-        )
+        ids, connect = fleet_connector(broker.host, endpoint.port, identities, fitting + trains)
     else:
         ids, connect = (), connector(endpoint := broker.endpoint, broker.fleet)
     config = FleetConfig(
@@ -195,7 +185,7 @@ def up(
     log_warnings()
     worker = full_worker() if trains else None
     print_status(
-        f"{head_only + trains} devices, {trains} of them full, on {simulated.data.dataset}; broker {endpoint}"
+        f"{fitting + trains} devices, {trains} of them full, on {simulated.data.dataset}; broker {endpoint}"
         f"{' with identities' if identities else ''}, fleet {broker.fleet}{f', faults {faults}' if faults else ''}"
     )
     draws = watch and sys.stderr.isatty() and not is_quiet()

@@ -30,6 +30,7 @@ from edge_fl.data.partition import DataConfig, split_clients
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import ArtefactError, ConfigError, ConnectError, ProtocolError
 from edge_fl.fields import Tier
+from edge_fl.fleet.simulated import full_devices, names
 from edge_fl.inputs import InputSpec
 from edge_fl.seeds import generator
 from edge_fl.wire.messages import Capability
@@ -56,7 +57,6 @@ NUMERIC = ("release", "before", "after", "reports")
 RANKS = {"head": 3, "reports": 2, "before": 1}
 OTHER_LINES = 7  # terminal lines for the title, headings and caption
 MIN_ROWS = 5
-PREFIX = "sim-"
 Clock = Callable[[], datetime]
 """Returns the wall clock of a device."""
 CHECK_S = 0.25e-3  # time per device to check the end condition and to show the progress
@@ -215,27 +215,15 @@ class FleetConfig:
     limits: AgentLimits = state.LIMITS
 
 
-def names(devices: int) -> list[str]:
-    """Return the ids of simulated devices, ascending: sim-000, sim-001, ..."""
-    width = max(3, len(str(devices - 1)))
-    return [f"{PREFIX}{number:0{width}d}" for number in range(devices)]
-
-
-def full_devices(devices: int, full: int, seed: int) -> frozenset[int]:
-    """Draw the numbers of the full devices."""
-    drawn = generator(seed, "fleet.tiers").permutation(devices)[:full]
-    return frozenset(int(number) for number in drawn)
-
-
-def tier_counts(devices: int | None, head: str, full: str) -> tuple[int, int]:
+def tier_counts(devices: int | None, head_only: str, full: str) -> tuple[int, int]:
     """Return (head-only, full) devices from options: whole numbers ("8") or fractions of `devices` ("0.8"). Raises ConfigError."""
-    texts = {"head": head, "full": full}
+    texts = {"head-only": head_only, "full": full}
     given = " ".join(f"--{name} {value}" for name, value in {"devices": devices, **texts}.items() if value)
     if devices is None and any("." in text for text in texts.values()):
         raise ConfigError(f"{given}: a fraction needs --devices")
     counts = {name: _count(name, text, devices or 0) for name, text in texts.items() if text}
     total = sum(counts.values()) if devices is None else devices
-    heads = counts.get("head", total - counts.get("full", 0))
+    heads = counts.get("head-only", total - counts.get("full", 0))
     fulls = counts.get("full", total - heads)
     if min(heads, fulls) < 0 or not 1 <= heads + fulls == total:
         raise ConfigError(f"{given}: {heads} head-only and {fulls} full, expected them to add up")

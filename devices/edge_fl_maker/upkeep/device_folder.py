@@ -107,7 +107,7 @@ def plan_reset(folder: Path, *, labels: bool = False, identity: bool = False) ->
     names = [*LEARNED, *RECORDS, *(LEDGERS if identity else ())]
     paths = [folder / name for name in names]
     if labels:
-        paths += [folder / POOL, *_pictures(_required(settings, folder, "--labels"))]
+        paths += [folder / POOL, *_pictures(_required(settings, folder, "--delete-labels"))]
     if identity and (where := _required(settings, folder, "--identity").broker.identity):
         paths += sorted(path for path in Path(where).glob("*") if path.is_file())
     return ResetPlan(tuple(path for path in paths if path.exists()), settings)

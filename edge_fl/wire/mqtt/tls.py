@@ -89,7 +89,7 @@ def other_host(names: tuple[str, ...], host: str) -> str:
     """Explain that a broker's certificate for `names` is not valid for `host`, and what to do."""
     return (
         f"the broker's certificate is valid for {', '.join(names)}, not for {host!r}: connect to one of these, or on the broker's computer"
-        f" run 'edge-fl broker certificate --host {host}'"
+        f" run 'edge-fl broker certificate --add {host}'"
     )
 
 

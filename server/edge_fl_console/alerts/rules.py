@@ -4,13 +4,14 @@ A kind of rule says what holds now for which devices, for the server or for a re
 while it cannot tell, so that its alerts stay as they are.
 """
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -24,15 +25,22 @@ from edge_fl.failures import SIGNATURE, Failure
 from edge_fl.fields import Name
 from edge_fl.files.paths import text
 from edge_fl.wire import identity
+from edge_fl_console.alerts import stored
+from edge_fl_console.failure_texts import alerted, quarantined
 from edge_fl_server import selectors
 from edge_fl_server.registry import Database, fleets, registered_devices, registered_reports, rollouts
 from edge_fl_server.registry.registered_devices import of_fleet
-from edge_fl_server.registry.tables import devices
+from edge_fl_server.registry.tables import Subject, devices
+from edge_fl_server.selectors import SelectorError
 
+log = logging.getLogger(__name__)
 Found = Mapping[str, str] | None
 """Subject -> text; None: unknown at present."""
+Conditions = Mapping[str, Mapping[str, str]]
+"""Rule -> subject -> text, the most urgent kind first."""
 DAY_S = 86_400
 RESTARTS_S = 3600  # the time in which restarts are counted
+ABORTED_S = 60
 MIN_PAIRS = 10  # devices, for a comparison of bottom deciles
 SILENT = ("lost", "unknown", "disconnected")
 IDENTITIES = ("", "reader", "../broker", "../operator", "../registrar")
@@ -57,12 +65,16 @@ class RulePlace:
 
 @dataclass(frozen=True)
 class RuleKind:
-    """A kind of rule: its default threshold, what that is, whether it watches devices, and the conditions that hold."""
+    """A kind of rule: its default threshold, what that is, whether it watches devices, and the conditions that hold.
+
+    by_text: a condition with another text is another alert, such as a second pause for another reason.
+    """
 
     limit: float
     unit: str
     find: Callable[[RulePlace, float], Found]
     of_devices: bool = True
+    by_text: bool = False
 
 
 def silent(place: RulePlace, limit: float) -> Found:
@@ -76,8 +88,28 @@ def silent(place: RulePlace, limit: float) -> Found:
     for name, status, seen_at in _rows(place, query, devices.c.status, devices.c.seen_at):
         seen_s = datetime.fromisoformat(seen_at).timestamp()
         if place.now_s() - max(seen_s, since_s) >= limit:
-            found[name] = f"{status}, last message {seen_at[:16].replace('T', ' ')} UTC"
+            found[name] = _gone(status, seen_at)
     return found
+
+
+def failing(place: RulePlace, limit: float) -> Found:
+    """Devices that report a failure which is no normal state."""
+    return {
+        name: alerted(why) or "in alert"
+        for name, why in _rows(place, devices.c.status == "alert", devices.c.why)
+    }
+
+
+def lost(place: RulePlace, limit: float) -> Found:
+    """Devices whose connection broke."""
+    query = _rows(place, devices.c.status == "lost", devices.c.status, devices.c.seen_at)
+    return {name: _gone(status, seen_at) for name, status, seen_at in query}
+
+
+def outlier(place: RulePlace, limit: float) -> Found:
+    """Devices whose newest update differs strongly from those of the others."""
+    text = "its newest update differs strongly from the others'"
+    return {name: text for (name,) in _rows(place, devices.c.outlier_score >= limit)}
 
 
 def drift(place: RulePlace, limit: float) -> Found:
@@ -91,7 +123,8 @@ def drift(place: RulePlace, limit: float) -> Found:
 
 def quarantine(place: RulePlace, limit: float) -> Found:
     """Devices in quarantine."""
-    return dict(_rows(place, devices.c.quarantine != "", devices.c.quarantine))
+    blocked = _rows(place, devices.c.quarantine != "", devices.c.quarantine)
+    return {name: quarantined(why) for name, why in blocked}
 
 
 def decile(place: RulePlace, limit: float) -> Found:
@@ -133,10 +166,12 @@ def certificate(place: RulePlace, limit: float) -> Found:
 
 def disk(place: RulePlace, limit: float) -> Found:
     """Devices and folders of this machine with little free space."""
-    free, full = _ABLE["disk_free_mb"].as_integer(), devices.c.why == Failure.ENOSPC
+    # In alert, a full disk is the reason of the rule `failing`.
+    full = (devices.c.why == Failure.ENOSPC) & (devices.c.status != "alert")
+    free = _ABLE["disk_free_mb"].as_integer()
     low = full | ((free > 0) & (free < limit))  # 0: not measured
     found = {
-        name: "disk is full" if why == Failure.ENOSPC else f"{mb} MB free"
+        name: alerted(why) if why == Failure.ENOSPC else f"{mb} MB free"
         for name, why, mb in _rows(place, low, devices.c.why, free)
     }
     for folder in place.folders:
@@ -146,21 +181,30 @@ def disk(place: RulePlace, limit: float) -> Found:
 
 
 def restarts(place: RulePlace, limit: float) -> Found:
-    """Devices whose agent has started repeatedly."""
+    """Devices whose agent has ended and started again repeatedly, other than as planned."""
     counts = registered_devices.restarts(place.db, place.fleet, place.now_s() - RESTARTS_S)
     return {
-        name: f"{count} starts of the agent in an hour" for name, count in counts.items() if count > limit
+        name: f"{count} unplanned restarts of the agent in an hour"
+        for name, count in counts.items()
+        if count > limit
     }
 
 
 def rollout(place: RulePlace, limit: float) -> Found:
-    """The newest roll-out, if it is paused, or was aborted by a gate."""
-    newest = next(iter(rollouts.listed(place.db, place.fleet)), None)
-    if newest is None or newest.state not in ("paused", "aborted"):
-        return {}
-    if newest.state == "aborted" and newest.reason == "by hand":
-        return {}
-    return {f"release {newest.release}": f"roll-out {newest.state}: {newest.reason or 'no reason given'}"}
+    """The newest roll-outs, of an extractor and of the agent's software, that are paused or were aborted by a gate.
+
+    One that was aborted is named for ABORTED_S also after a newer one has begun.
+    """
+    since = datetime.fromtimestamp(place.now_s() - ABORTED_S, UTC).isoformat(timespec="milliseconds")
+    found = {}
+    for subject in get_args(Subject):
+        records = rollouts.listed(place.db, place.fleet, subject)
+        newest = records[:1] if records and (records[0].state == "paused" or records[0].by_gate) else []
+        earlier = [one for one in records[1:] if one.by_gate and one.changed_at >= since]
+        for record in (*newest, *earlier):
+            reason = record.reason or "no reason given"
+            found[f"{record.name}, roll-out {record.number}"] = f"roll-out {record.state}: {reason}"
+    return found
 
 
 def signatures(place: RulePlace, limit: float) -> Found:
@@ -174,17 +218,22 @@ def signatures(place: RulePlace, limit: float) -> Found:
 
 
 KINDS = {
-    "silent": RuleKind(3600, "seconds without a connection", silent),
-    "drift": RuleKind(0, "standard deviations", drift),
-    "decile": RuleKind(0.05, "loss of accuracy, 0 to 1", decile, of_devices=False),
     "quarantine": RuleKind(0, "", quarantine),
-    "certificate": RuleKind(30, "days", certificate),
+    "failing": RuleKind(0, "", failing),
+    "lost": RuleKind(0, "", lost),
+    "silent": RuleKind(3600, "seconds without a connection", silent),
     "disk": RuleKind(500, "MB", disk),
-    "rollout": RuleKind(0, "", rollout, of_devices=False),
-    "restarts": RuleKind(5, "starts in an hour", restarts),
+    "certificate": RuleKind(30, "days", certificate),
+    "drift": RuleKind(0, "standard deviations", drift),
+    "outlier": RuleKind(1, "score of its newest update", outlier),
+    "decile": RuleKind(0.05, "loss of accuracy, 0 to 1", decile, of_devices=False),
+    "rollout": RuleKind(0, "", rollout, of_devices=False, by_text=True),
+    "restarts": RuleKind(5, "unplanned restarts in an hour", restarts),
     "signatures": RuleKind(3600, "seconds after the last message", signatures, of_devices=False),
 }
-"""Kind of rule -> its condition; `limit` of a rule replaces the threshold."""
+"""Kind of rule -> its condition, the most urgent first; `limit` of a rule replaces the threshold."""
+NOT_SENT = frozenset({"lost", "outlier"})
+"""Rules whose alerts are only listed unless the settings name them: they come and go."""
 
 
 class Rule(Struct, frozen=True, forbid_unknown_fields=True):
@@ -215,13 +264,21 @@ class AlertSettings(Struct, frozen=True, forbid_unknown_fields=True):
     def limit(self, name: str) -> float:
         """The threshold of a rule."""
         rule = self.rules[name]
-        return KINDS[rule.kind].limit if rule.limit is None else rule.limit
+        return KINDS[rule.kind or name].limit if rule.limit is None else rule.limit
+
+    @property
+    def without_devices(self) -> set[str]:
+        """The rules that do not watch devices."""
+        return {name for name, rule in self.rules.items() if not KINDS[rule.kind or name].of_devices}
 
     def rules_of(self, channel: str) -> set[str]:
         """The rules whose alerts go to a channel."""
         return {
             name for name, rule in self.rules.items() if rule.channels is None or channel in rule.channels
         }
+
+
+DEFAULT = AlertSettings(rules={name: Rule(name, channels=[] if name in NOT_SENT else None) for name in KINDS})
 
 
 def path_of(home: Path, fleet: str) -> Path:
@@ -232,7 +289,7 @@ def path_of(home: Path, fleet: str) -> Path:
 def load(path: Path, db: Database, fleet: str) -> AlertSettings:
     """Read the settings; every enabled rule has its kind. Raises ConfigError."""
     found = toml.checked(toml.read(path), AlertSettings, text(path)) if path.exists() else AlertSettings()
-    rules = {name: Rule() for name in KINDS} | found.rules
+    rules = DEFAULT.rules | found.rules
     for name, rule in rules.items():
         kind = rule.kind or name
         where = f"{text(path)}: rules.{name}"
@@ -250,6 +307,53 @@ def load(path: Path, db: Database, fleet: str) -> AlertSettings:
             raise ConfigError(f"{where}.where: {error.message}") from error
         rules[name] = replace(rule, kind=kind)
     return replace(found, rules={name: rule for name, rule in rules.items() if rule.enabled})
+
+
+def conditions(place: RulePlace, settings: AlertSettings, *, of_devices: bool = False) -> Conditions:
+    """What needs attention now, by every rule, or only by those that watch devices.
+
+    Alerts, Health, the number of devices that need attention and the messages on the page Fleet all come from here. A rule that
+    cannot tell, because no server is online or its group was removed, has the alerts that it raised last.
+    """
+    found: dict[str, Mapping[str, str]] = {}
+    for name, rule in settings.rules.items():
+        kind = KINDS[rule.kind or name]
+        if of_devices and not kind.of_devices:
+            continue
+        holding = kind.find(place, settings.limit(name))
+        if rule.where and holding is not None:
+            try:
+                chosen = set(selectors.selected(place.db, place.fleet, rule.where))
+                holding = {subject: text for subject, text in holding.items() if subject in chosen}
+            except SelectorError as error:
+                log.warning("alert rule %r: %s", name, error.message)
+                holding = None
+        if holding is None:
+            active = stored.active(place.db, place.fleet)
+            holding = {alert.subject: alert.text for alert in active if alert.rule == name}
+        found[name] = holding
+    order = list(KINDS)
+    return dict(sorted(found.items(), key=lambda item: order.index(settings.rules[item[0]].kind or item[0])))
+
+
+def by_device(found: Conditions) -> dict[str, list[str]]:
+    """The reasons of each device that needs attention, the most urgent first; a reason of several rules once."""
+    reasons: dict[str, list[str]] = {}
+    for holding in found.values():
+        for device, reason in holding.items():
+            if reason not in reasons.setdefault(device, []):
+                reasons[device].append(reason)
+    return reasons
+
+
+def urgency(found: Conditions) -> dict[str, int]:
+    """How urgently each device needs attention, by the place of its most urgent rule."""
+    places = zip(range(len(found), 0, -1), found.values(), strict=True)
+    return {device: place for place, holding in reversed(list(places)) for device in holding}
+
+
+def _gone(status: str, seen_at: str) -> str:
+    return f"{status}, last message {seen_at[:16].replace('T', ' ')} UTC"
 
 
 def _rows(place: RulePlace, condition: ColumnElement[bool], *columns: ColumnElement) -> list[tuple]:

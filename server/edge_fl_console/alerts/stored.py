@@ -41,14 +41,14 @@ def listed(db: Database, fleet: str, since_s: int) -> list[AlertRecord]:
 def update_active(
     db: Database, fleet: str, raised: Iterable[tuple[str, str, str]], resolved: Collection[int], now_s: int
 ) -> None:
-    """Add alerts (rule, subject, text) unless they are active already, and resolve others by number."""
+    """Resolve alerts by number, and add others (rule, subject, text) unless they are active already."""
     with db.writing() as connection:
-        for rule, subject, text in raised:
-            row = {"fleet": fleet, "rule": rule, "subject": subject, "text": text}
-            db.insert_new(connection, alerts, row | {"raised_s": now_s, "resolved_s": 0})
         if resolved:
             chosen = alerts.c.number.in_(sorted(resolved)) & (alerts.c.resolved_s == 0)
             connection.execute(update(alerts).where(chosen).values(resolved_s=now_s))
+        for rule, subject, text in raised:
+            row = {"fleet": fleet, "rule": rule, "subject": subject, "text": text}
+            db.insert_new(connection, alerts, row | {"raised_s": now_s, "resolved_s": 0})
 
 
 def forget(db: Database, fleet: str, now_s: int) -> None:

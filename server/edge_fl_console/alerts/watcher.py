@@ -1,4 +1,4 @@
-"""Watch a fleet in the background of a server: evaluate the rules, keep the alerts in the registry, and send them.
+"""Watch a fleet next to a server: evaluate the rules, keep the alerts in the registry and send them, and record the fleet's history.
 
 A channel is an Apprise URL for mail (mailto://), a webhook (json://), MQTT (mqtt://) or another service. Every channel has its own
 thread, so that one that does not respond delays no other. Several servers may watch one fleet.
@@ -23,9 +23,8 @@ from edge_fl.errors import ConfigError, ConnectError, EdgeFLError, brief, shorte
 from edge_fl_console.alerts import rules, stored
 from edge_fl_console.alerts.rules import DAY_S, KINDS, AlertSettings, RulePlace
 from edge_fl_console.alerts.stored import Due
-from edge_fl_server import selectors
+from edge_fl_console.history import HistoryRecorder
 from edge_fl_server.registry import Database, registered_devices
-from edge_fl_server.selectors import SelectorError
 
 if TYPE_CHECKING:
     from apprise import Apprise
@@ -90,21 +89,25 @@ class Evaluator:
     def look(self) -> None:
         """Raise and resolve alerts. Raises RunError when the registry fails."""
         place, now_s = self._place, self._place.now_s()
-        found, unknown = self._found()
+        holding = rules.conditions(place, self._settings)
+        found = {(name, subject): text for name, one in holding.items() for subject, text in one.items()}
         active = {(alert.rule, alert.subject): alert for alert in stored.active(place.db, place.fleet)}
-        raised = [
-            (rule, subject, text) for (rule, subject), text in found.items() if (rule, subject) not in active
-        ]
+        restated = {
+            key
+            for key, alert in active.items()
+            if self._by_text(key[0]) and found.get(key, alert.text) != alert.text
+        }
+        raised = [(*key, text) for key, text in found.items() if key not in active or key in restated]
         absent = {
             alert.number: self._absent_s.get(alert.number, time.monotonic())
             for key, alert in active.items()
-            if key not in found and alert.rule not in unknown
+            if key not in found
         }
         resolved = {
             number
             for number, since_s in absent.items()
             if time.monotonic() - since_s >= self._settings.settle_s
-        }
+        } | {active[key].number for key in restated}
         self._absent_s = {number: since_s for number, since_s in absent.items() if number not in resolved}
         if raised or resolved:
             stored.update_active(place.db, place.fleet, raised, resolved, now_s)
@@ -113,24 +116,9 @@ class Evaluator:
             stored.forget(place.db, place.fleet, now_s)
             registered_devices.forget_boots(place.db, place.fleet, now_s - DAY_S)
 
-    def _found(self) -> tuple[dict[tuple[str, str], str], set[str]]:
-        """(rule, subject) -> text of all conditions that hold, and the rules that cannot tell."""
-        found, unknown = {}, set()
-        for name, rule in self._settings.rules.items():
-            conditions = KINDS[rule.kind].find(self._place, self._settings.limit(name))
-            if conditions is None:
-                unknown.add(name)
-                continue
-            chosen: Collection[str] = conditions
-            if rule.where:
-                try:
-                    chosen = set(selectors.selected(self._place.db, self._place.fleet, rule.where))
-                except SelectorError as error:  # a group was removed
-                    log.warning("alert rule %r: %s", name, error.message)
-                    unknown.add(name)
-                    continue
-            found.update({(name, subject): text for subject, text in conditions.items() if subject in chosen})
-        return found, unknown
+    def _by_text(self, rule: str) -> bool:
+        """Whether a condition of the rule with another text is another alert."""
+        return rule in self._settings.rules and KINDS[self._settings.rules[rule].kind or rule].by_text
 
 
 class Sender:
@@ -154,7 +142,10 @@ class Sender:
             return
         sent = False
         try:
-            self._channel.send(*message(place.fleet, due), good=all(one.event == "resolved" for one in due))
+            self._channel.send(
+                *message(place.fleet, due, self._settings.without_devices),
+                good=all(one.event == "resolved" for one in due),
+            )
             sent = True
         except EdgeFLError as error:
             pause_s = min(RETRY_S[0] * 2**self._failures, RETRY_S[1])
@@ -168,8 +159,8 @@ class Sender:
             self._failures = 0
 
 
-def message(fleet: str, due: Sequence[Due]) -> tuple[str, str]:
-    """Title and body of a message: a line per rule, the devices of one rule together."""
+def message(fleet: str, due: Sequence[Due], without_devices: Collection[str] = ()) -> tuple[str, str]:
+    """Title and body of a message: a line per rule, the devices of one rule together; a line per alert of rules `without_devices`."""
     counts = {event: sum(one.event == event for one in due) for event in ("raised", "resolved")}
     parts = [
         f"{count} alert{'s' * (count > 1)}" if event == "raised" else f"{count} resolved"
@@ -178,7 +169,12 @@ def message(fleet: str, due: Sequence[Due]) -> tuple[str, str]:
     ]
     lines = []
     ordered = sorted(due, key=lambda one: (one.event, one.alert.rule, one.alert.subject))
-    for (event, rule), group in groupby(ordered, key=lambda one: (one.event, one.alert.rule)):
+
+    def line_of(one: Due) -> tuple[str, str, str]:
+        rule = one.alert.rule
+        return one.event, rule, one.alert.subject if rule in without_devices else ""
+
+    for (event, rule, _), group in groupby(ordered, key=line_of):
         found = [one.alert for one in group]
         head = f"{rule}{' resolved' * (event == 'resolved')}: "
         if len(found) == 1:
@@ -193,14 +189,16 @@ def message(fleet: str, due: Sequence[Due]) -> tuple[str, str]:
 def watching(
     registry: str, fleet: str, home: Path, identity: Path | None = None, *, poll_s: float = POLL_S
 ) -> Iterator[None]:
-    """Watch a fleet while the block runs. Raises ConfigError for unusable settings."""
+    """Watch a fleet, and record its history, while the block runs. Raises ConfigError for unusable settings."""
     with closing(Database.open(registry)) as db:
         folders = (home, *([] if "://" in registry else [Path(registry).parent]))
         place = RulePlace(db, fleet, folders, identity)
         settings = rules.load(rules.path_of(home, fleet), db, fleet)
         channels = [Channel.open(name, url) for name, url in settings.channels.items()]
+        recorder = HistoryRecorder(db, fleet)
         steps = [
             Evaluator(place, settings).look,
+            lambda: recorder.look(place.now_s()),
             *(Sender(place, settings, channel).send for channel in channels),
         ]
         closing_now = threading.Event()

@@ -20,6 +20,7 @@ from edge_fl_server.children import CommandProcesses
 from edge_fl_server.mqtt.device_packets import one_line
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import audit, fleets, registered_devices, rollouts, runs
+from edge_fl_server.registry.rollouts import WayBack
 from edge_fl_server.registry.tables import DesiredRolloutState, RolloutRecord
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, CAREFUL
 from edge_fl_server.release.rollout.stored_rollout import request
@@ -94,33 +95,86 @@ def _moving(context: PageContext, release: int, *, to: bool) -> str:
     return f"{counted(count, 'device')}{later}"
 
 
+def _back_by(context: PageContext, release: int) -> WayBack | None:
+    """The roll-back that starting a release is: of an older one, or of the served one after a roll-out to some devices; None for others.
+
+    Raises InputError if the fleet cannot go back to it.
+    """
+    db, fleet = context.db, context.fleet
+    if release > rollouts.served_release(db, fleet):
+        return None
+    return rollouts.way_back(db, fleet, release, context.kept())
+
+
+def _returning(context: PageContext, way: WayBack) -> str:
+    """From which release to which one a roll-back goes, with what they are."""
+    return " → ".join(rollouts.titled(context.db, context.fleet, release) for release in (way.leaves, way.to))
+
+
 def _ask_start(context: PageContext, release: str) -> Question:
-    number, served = int(release), rollouts.served_release(context.db, context.fleet)
-    moving = _moving(context, number, to=True)
-    if number < served:
+    number = int(release)
+    if way := _back_by(context, number):
+        moving = _moving(context, number, to=True)
         text = (
-            f"{moving} will return from release {served} to release {number}, all at once and without stages."
+            f"{_returning(context, way)}. {moving} will return from release {way.leaves} to release {number}, all at once and"
+            " without stages."
         )
         return Question(f"Roll back to release {number}?", text, "Roll back", danger=True)
+    return Question(f"Roll out release {number}?", _in_stages(context, number), "Roll out")
+
+
+def _in_stages(context: PageContext, release: int) -> str:
+    served = rollouts.served_release(context.db, context.fleet)
     back = f" and its devices return to release {served}" if served else ""
-    text = f"{moving} will receive it stage by stage; a stage with bad results ends the roll-out{back}."
-    return Question(f"Roll out release {number}?", text, "Roll out")
+    moving = _moving(context, release, to=True)
+    return f"{moving} will receive it stage by stage; a stage with bad results ends the roll-out{back}."
+
+
+def _withdrawal(context: PageContext, release: int) -> str:
+    """How a release was aborted or rolled back; "" if it was not."""
+    record = rollouts.withdrawn(rollouts.listed(context.db, context.fleet)).get(release)
+    return record.withdrawal if record else ""
+
+
+def _require_none_under_way(context: PageContext, release: int) -> None:
+    if current := rollouts.current(context.db, context.fleet):
+        raise InputError(
+            f"release {release}: the roll-out of release {current.release} has not ended; abort it first"
+        )
 
 
 def start(context: PageContext, release: str) -> str:
-    """Request the roll-out of a release. Raises InputError during another roll-out, and for the release that is served."""
-    db, fleet, number = context.db, context.fleet, int(release)
-    if current := rollouts.current(db, fleet):
-        raise InputError(
-            f"release {number}: the roll-out of release {current.release} has not ended; abort it first"
-        )
-    served = rollouts.served_release(db, fleet)
-    if number == served:
-        raise InputError(f"release {number}: the fleet serves it already")
-    begun = request(db, fleet, number, RolloutConfig(stages=ALL_AT_ONCE if number < served else CAREFUL))
-    return _requested(
-        context, f"{'Roll-back to' if number < served else 'Roll-out of'} release {number}", begun
+    """Request the roll-out of a release, all at once if it is a roll-back.
+
+    Raises InputError during another roll-out, for the release that is served, and for one that was withdrawn.
+    """
+    number = int(release)
+    _require_none_under_way(context, number)
+    if withdrawal := _withdrawal(context, number):
+        raise InputError(f"release {number}: {withdrawal}")
+    way = _back_by(context, number)
+    plan = RolloutConfig(stages=ALL_AT_ONCE if way else CAREFUL)
+    begun = request(context.db, context.fleet, number, plan)
+    return _requested(context, f"{'Roll-back to' if way else 'Roll-out of'} release {number}", begun)
+
+
+def _ask_again(context: PageContext, release: str) -> Question:
+    number = int(release)
+    withdrawal = _withdrawal(context, number)
+    said = f"It was {withdrawal}. " if withdrawal else ""
+    return Question(
+        f"Roll out release {number} again?",
+        f"{said}{_in_stages(context, number)}",
+        "Roll out again",
+        danger=bool(said),
     )
+
+
+def again(context: PageContext, release: str) -> str:
+    """Request the roll-out of a release in stages, also of one that was withdrawn. Raises InputError during another roll-out."""
+    _require_none_under_way(context, int(release))
+    begun = request(context.db, context.fleet, int(release), RolloutConfig(stages=CAREFUL))
+    return _requested(context, f"Roll-out of release {release}", begun)
 
 
 def _unfinished(context: PageContext, number: str, *, returns: bool = False) -> RolloutRecord:
@@ -131,6 +185,30 @@ def _unfinished(context: PageContext, number: str, *, returns: bool = False) -> 
     if returns and not record.previous:
         raise InputError(f"release {record.release}: there is no previous release to return to")
     return record
+
+
+def _way_back(context: PageContext, number: str) -> WayBack:
+    """The roll-back that ends the roll-out under way. Raises InputError if that is a roll-back itself."""
+    record = _unfinished(context, number, returns=True)
+    way = rollouts.way_back(context.db, context.fleet)
+    if way.to != record.previous:
+        raise InputError(f"release {way.to}: the roll-back from release {way.leaves} is under way already")
+    return way
+
+
+def _ask_rollback(context: PageContext, number: str) -> Question:
+    way = _way_back(context, number)
+    text = (
+        f"{_returning(context, way)}. {_moving(context, way.leaves, to=False)} will return from release {way.leaves} to release"
+        f" {way.to}, all at once. The roll-out ends."
+    )
+    return Question(f"Roll back to release {way.to}?", text, "Roll back", danger=True)
+
+
+def _roll_back(context: PageContext, number: str) -> str:
+    way = _way_back(context, number)
+    rollouts.steer(context.db, int(number), "rolled_back")
+    return _requested(context, f"Roll-back to release {way.to}", int(number))
 
 
 def _steer(
@@ -206,7 +284,7 @@ def revoke(context: PageContext, device: str) -> str:
         raise InputError(f"{device}: the CA of the fleet is not on this machine")
     person = {ACTING_FOR: context.access.person.name}
     with CommandProcesses(lambda name, line: None, person) as children:
-        words = ("fleet", "revoke", "--home", os.fspath(context.identities), "--", device)
+        words = ("fleet", "revoke", "--identities", os.fspath(context.identities), "--", device)
         printed = children.wait(children.start("fleet revoke", *words), REVOKE_S)
     online = fleets.presence(context.db, context.fleet).online
     return printed + ("." if online else "; the list shows it when a server is online.")
@@ -214,6 +292,7 @@ def revoke(context: PageContext, device: str) -> str:
 
 ACTIONS = {
     "start": PageAction(_ask_start, start, _require_number),
+    "again": PageAction(_ask_again, again, _require_number),
     "pause": _steer(
         "paused",
         "Pause of release {0.release}",
@@ -236,14 +315,7 @@ ACTIONS = {
         "Abort",
         returns=True,
     ),
-    "rollback": _steer(
-        "rolled_back",
-        "Roll-back to release {0.previous}",
-        "Roll back to release {0.previous}?",
-        "{moving} will return from release {0.release} to release {0.previous}, all at once. The roll-out ends.",
-        "Roll back",
-        returns=True,
-    ),
+    "rollback": PageAction(_ask_rollback, _roll_back, _require_number),
     "stop": PageAction(_ask_stop, stop, _require_run),
     "admit": PageAction(_ask_admit, admit, _require_device),
     "revoke": PageAction(_ask_revoke, revoke, _require_device),
@@ -266,6 +338,6 @@ def require(context: PageContext, name: str, target: str) -> None:
 
 
 def recorded_as(context: PageContext, name: str, target: str) -> str:
-    """The action that the audit log has: a roll-out of an earlier release is a roll-back, as with the commands."""
-    back = name == "start" and int(target) < rollouts.served_release(context.db, context.fleet)
-    return "rollback" if back else name
+    """The action that the audit log has, as with the commands: to start an earlier release is a roll-back, to start one again a start."""
+    back = name == "start" and int(target) <= rollouts.served_release(context.db, context.fleet)
+    return "rollback" if back else "start" if name == "again" else name

@@ -225,7 +225,7 @@ def oidc_settings(path: Path) -> tuple[OidcSettings, str]:
         ) from error
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"--oidc {paths.text(path)}: {error}; expected the settings in docs/running-a-fleet.md"
+            f"--oidc {paths.text(path)}: {error}; expected the settings in docs/people.md"
         ) from error
     if not secret:
         raise ConfigError(f"--oidc {paths.text(path)}: no secret; expected client_secret_file, or {SECRET}")

@@ -9,6 +9,11 @@ from msgspec import Struct
 
 COLOURS = 6
 ONE_DECIMAL = "(p) => p.value.toFixed(1)"
+AT_A_TIME = (
+    "(points) => [new Date(points[0].value[0]).toISOString().slice(0, 16).replace('T', ' ') + ' UTC',"
+    " ...points.filter((one) => one.value[1] !== null).map((one) => one.value[2])].join('<br>')"
+)
+FEW_POINTS = 40  # up to which each is a dot
 LARGEST_DOT, SMALLEST_DOT = 20.0, 2.4  # pixels
 LABELLED = 12  # bars that have room for their numbers on a phone
 QUIET = {"color": "var(--quiet)", "fontSize": 11}
@@ -129,6 +134,79 @@ def lines(
         "media": [{"query": {"maxWidth": 560}, "option": narrow}, {"option": wide}],
     }
     return Chart(options, height)
+
+
+class TimeCurve(Struct, frozen=True):
+    """Values by time, in seconds since 1970, each with the text of its point; None: a gap. `steps`: constant between points."""
+
+    name: str
+    points: Sequence[tuple[int, float | None, str]]
+    dashed: bool = False
+    steps: bool = False
+
+
+def times(curves: Sequence[TimeCurve], unit: str, *, least: float | None = None) -> Chart | None:
+    """Values of this unit over time (UTC), a line per curve; the axis begins at `least`, by default near the lowest value."""
+    shown = [one for one in curves if any(value is not None for _, value, _ in one.points)]
+    if not shown:
+        return None
+    series = [
+        {
+            "type": "line",
+            "id": str(number),
+            "name": one.name,
+            "data": [[1000 * at_s, value, text] for at_s, value, text in one.points],
+            "step": "end" if one.steps else False,
+            "connectNulls": False,
+            "symbol": "circle",
+            "symbolSize": 4,
+            "showSymbol": len(one.points) < FEW_POINTS,
+            "itemStyle": {"color": f"var(--s{number % COLOURS})"},
+            "lineStyle": {
+                "color": f"var(--s{number % COLOURS})",
+                "width": 1.6,
+                "type": "dashed" if one.dashed else "solid",
+            },
+            "emphasis": {"disabled": True},
+        }
+        for number, one in enumerate(shown)
+    ]
+    values = [value for one in shown for _, value, _ in one.points if value is not None]
+    low, high = (10 * floor(min(values) / 10) if least is None else least), 10 * ceil(max(values) / 10)
+    legend = {"left": 0, "top": 0, "textStyle": QUIET, "data": [one.name for one in shown]}
+    wide = {"legend": {"orient": "horizontal"}, "grid": {"top": 56}}
+    narrow = {"legend": {"orient": "vertical"}, "grid": {"top": 38 + 22 * len(shown)}}
+    label = {**QUIET, "hideOverlap": True}
+    options = {
+        **BASE,
+        "useUTC": True,
+        "grid": {**BASE["grid"], "left": 8, "right": 16, "bottom": 22},
+        "legend": legend,
+        "tooltip": {**BASE["tooltip"], "trigger": "axis", ":formatter": AT_A_TIME},
+        "xAxis": {
+            "type": "time",
+            "name": "UTC",
+            "nameLocation": "middle",
+            "nameGap": 26,
+            "nameTextStyle": QUIET,
+            "axisLabel": label,
+            "axisLine": AXIS["axisLine"],
+            "axisTick": {"show": True, "lineStyle": {"color": "var(--line)"}},
+        },
+        "yAxis": {
+            "type": "value",
+            "name": unit,
+            "nameTextStyle": {**QUIET, "align": "left"},
+            "min": low,
+            "max": max(high, low + 10),
+            "minInterval": 1,
+            "axisLabel": label,
+            "splitLine": {"lineStyle": {"color": "var(--line)"}},
+        },
+        "series": series,
+        "media": [{"query": {"maxWidth": 420}, "option": narrow}, {"option": wide}],
+    }
+    return Chart(options, 260)
 
 
 def columns(counts: Sequence[int]) -> Chart | None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from edge_fl.errors import EdgeFLError
 from edge_fl.files.paths import text
+from edge_fl_console.alerts import rules
+from edge_fl_console.alerts.rules import AlertSettings
 from edge_fl_console.dashboard.auth import LOCAL, PageAccess
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.database import location, shown
@@ -35,6 +37,14 @@ class PageContext:
             return frozenset(manifest.release for manifest in Repository(folder).releases())
         except EdgeFLError:
             return None
+
+    @property
+    def alerts(self) -> AlertSettings:
+        """The rules of alerts next to the releases; the default ones where that file is not on this machine, or cannot be read."""
+        try:
+            return rules.load(rules.path_of(self.home or HOME, self.fleet), self.db, self.fleet)
+        except EdgeFLError:
+            return rules.DEFAULT
 
     @property
     def identities(self) -> Path | None:

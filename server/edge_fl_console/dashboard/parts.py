@@ -12,10 +12,10 @@ from edge_fl.console.units import (
     NOTHING,
     ago,
     clock,
+    difference,
     escape,
     mean,
     number,
-    points,
     positive,
     seconds,
     share,
@@ -164,9 +164,9 @@ def gain(found: Paired | None) -> str:
     """A mean difference with its interval and n: "+2.1 points (95 % CI +0.7 to +3.5, n = 12)"; a dash without one."""
     if found is None:
         return NOTHING
-    low, high = (points(end).removesuffix(" points") for end in (found.low, found.high))
+    mean, low, high = difference(found.mean, found.low, found.high)
     interval = "" if isnan(found.low) else f"95 % CI {low} to {high}, "
-    return f'{points(found.mean)} <span class="quiet">({interval}n = {number(found.n)})</span>'
+    return f'{mean} points <span class="quiet">({interval}n = {number(found.n)})</span>'
 
 
 def means(found: Paired | None) -> str:
@@ -176,11 +176,7 @@ def means(found: Paired | None) -> str:
 
 def meaning(found: Paired) -> str:
     """Whether a difference is more than chance."""
-    if isnan(found.low):
-        return "one device: too few to tell from chance"
-    if found.low <= 0 <= found.high:
-        return "not distinguishable from chance"
-    return "better, beyond chance" if found.mean > 0 else "worse, beyond chance"
+    return found.meaning
 
 
 def tags(given: Mapping[str, str]) -> str:

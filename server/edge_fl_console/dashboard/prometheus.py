@@ -1,6 +1,9 @@
-"""The registry as Prometheus metrics, read at each scrape; counters are sums over the registry, so they survive a restart of the server."""
+"""The registry as Prometheus metrics, read at each scrape; counters are sums over the registry, so they survive a restart of the server.
 
-from collections.abc import Iterable, Iterator, Sequence
+Accuracies are the means that the pages show, each with its number of devices in a metric of the same labels.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from prometheus_client import generate_latest
@@ -8,25 +11,32 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection, func, select
 
-from edge_fl_server.registry import Database
+from edge_fl.metrics import ACCURACY, Summary, summarise_reports
+from edge_fl_console import accuracy
+from edge_fl_console.accuracy import HeadReports
+from edge_fl_server.registry import Database, rollouts
 from edge_fl_server.registry.registered_devices import STANDING, of_fleet
 from edge_fl_server.registry.tables import (
+    Subject,
     devices,
     rejection_counts,
     releases,
     reports,
     requests,
-    rollouts,
     rounds,
     runs,
     verdict_counts,
 )
+from edge_fl_server.registry.tables import rollouts as rolled_out
 from edge_fl_server.training.records import Outcome
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN = ("running", "paused")
 RECENT = 100  # rounds, among which the last evaluated one is looked for
+SUBJECTS: tuple[Subject, ...] = ("extractor", "agent")
 Kind = type[GaugeMetricFamily] | type[CounterMetricFamily] | type[SummaryMetricFamily]
+Family = tuple[Kind, str, str, str, Iterable[Sequence[Any]]]
+"""Kind, name, labels and help of a metric, and its samples: the labels' values, then its value, or count and sum of a summary."""
 
 
 def text(db: Database, fleet: str) -> bytes:
@@ -41,20 +51,25 @@ class FleetCollector(Collector):
         self._db, self._fleet = db, fleet
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric, read in one transaction."""
-        with self._db.reading() as connection:
-            for kind, name, labels, help, rows in _metrics(connection, self._fleet):
+        """Every metric; most are read in one transaction."""
+        db, fleet = self._db, self._fleet
+        served = {subject: rollouts.served_release(db, fleet, subject) for subject in SUBJECTS}
+        by_release = accuracy.head_reports(db, fleet)
+        with db.reading() as connection:
+            for kind, name, labels, help, rows in (
+                *_metrics(connection, fleet),
+                *_of_releases(connection, fleet, served),
+                *_accuracies(by_release),
+            ):
                 names = labels.split()
                 family = kind(f"edge_fl_{name}", help, labels=("fleet", *names))
                 for row in rows:
-                    family.add_metric((self._fleet, *map(str, row[: len(names)])), *row[len(names) :])
+                    family.add_metric((fleet, *map(str, row[: len(names)])), *row[len(names) :])
                 yield family
 
 
-def _metrics(
-    connection: Connection, fleet: str
-) -> Iterator[tuple[Kind, str, str, str, Iterable[Sequence[Any]]]]:
-    """Kind, name, labels and help of each metric, and its samples: the labels' values, then its value, or count and sum of a summary."""
+def _metrics(connection: Connection, fleet: str) -> Iterator[Family]:
+    """The devices, runs, rounds and reports."""
 
     def rows(*columns: Any, where: Any, by: Sequence[Any] = ()) -> Sequence[Any]:
         return connection.execute(select(*by, *columns).where(where).group_by(*by)).all()
@@ -96,17 +111,15 @@ def _metrics(
     yield gauge, "round", "run", "The last completed round.", at
     of_run = [(metrics, clients) for run, _, metrics, clients in last if run == last[0].run and metrics]
     evaluated = of_run[0] if of_run else ({}, {})
-    means, clients = ({name: found for name, found in one.items() if "acc" in name} for one in evaluated)
+    means, clients = ({name: found for name, found in one.items() if ACCURACY in name} for one in evaluated)
+    final = _final(connection, last[0].run) if last else {}
+    means |= {name: one.mean for name, one in final.items()}
+    clients |= {name: one.clients for name, one in final.items()}
     known = [(name, value) for name, value in means.items() if value is not None]
-    help = "Mean over clients in the last evaluated round, 0 to 1."
+    help = "Mean over clients in the last evaluated round, or of the final personalisation, 0 to 1."
     yield gauge, "accuracy", "metric", help, known
-    yield (
-        gauge,
-        "accuracy_clients",
-        "metric",
-        "Clients behind each mean of edge_fl_accuracy.",
-        clients.items(),
-    )
+    help = "Clients behind each mean of edge_fl_accuracy."
+    yield gauge, "accuracy_clients", "metric", help, clients.items()
     requested = counts(requests, requests.c.mode, requests.c.state)
     yield gauge, "requests", "mode state", "Requests to devices by state.", requested
 
@@ -122,7 +135,58 @@ def _metrics(
     )
     yield counter, "rejected_reports", "reason", "Rejected reports by reason.", rejected
 
-    highest = rows(func.coalesce(func.max(releases.c.release), 0), where=releases.c.fleet == fleet)
-    yield gauge, "release", "", "The newest release.", highest
-    by_state = dict.fromkeys(OPEN, 0) | dict(counts(rollouts, rollouts.c.state))
-    yield gauge, "rollouts", "state", "Roll-outs by state.", by_state.items()
+
+def _final(connection: Connection, run: str) -> dict[str, Summary]:
+    """The accuracies of the final personalisation of a run, from the newest report of each full device."""
+    of_run = (reports.c.run == run) & (reports.c.kind == "personal") & (reports.c.error == "")
+    query = select(reports.c.device, reports.c.metrics).where(of_run).order_by(reports.c.received_at)
+    found = {row.device: row.metrics for row in connection.execute(query)}
+    summaries = summarise_reports(list(found.values()))
+    return {name: one for name, one in summaries.items() if ACCURACY in name}
+
+
+def _of_releases(connection: Connection, fleet: str, served: Mapping[Subject, int]) -> Iterator[Family]:
+    """The releases in service and the newest ones, and the roll-outs, of the extractor and of the agent's software."""
+    numbers = select(rolled_out.c.subject, func.max(rolled_out.c.release)).where(rolled_out.c.fleet == fleet)
+    newest = {row[0]: row[1] for row in connection.execute(numbers.group_by(rolled_out.c.subject))}
+    published = select(func.coalesce(func.max(releases.c.release), 0)).where(releases.c.fleet == fleet)
+    newest["extractor"] = connection.execute(published).scalar_one()
+    states = [(name, "in_service", served[name]) for name in SUBJECTS]
+    states += [(name, "newest", newest.get(name, 0)) for name in SUBJECTS]
+    help = "The release in service and the newest one, 0 for none."
+    yield GaugeMetricFamily, "release", "subject state", help, states
+    count = select(rolled_out.c.subject, rolled_out.c.state, func.count()).where(rolled_out.c.fleet == fleet)
+    by_state = dict.fromkeys(((subject, state) for subject in SUBJECTS for state in OPEN), 0)
+    for subject, state, number in connection.execute(
+        count.group_by(rolled_out.c.subject, rolled_out.c.state)
+    ):
+        by_state[subject, state] = number
+    shown = [(*names, number) for names, number in by_state.items()]
+    yield GaugeMetricFamily, "rollouts", "subject state", "Roll-outs by state.", shown
+
+
+def _accuracies(by_release: Mapping[int, HeadReports]) -> Iterator[Family]:
+    """The means of head-only devices by release."""
+    found = [
+        (release, model, mean, n)
+        for release, one in by_release.items()
+        for model, mean, n in (
+            ("served", one.after, one.measured),
+            ("fleets_head", one.fleet, one.fleet_measured),
+            *(
+                [("before", one.gain.before, one.gain.n), ("after", one.gain.after, one.gain.n)]
+                if one.gain
+                else ()
+            ),
+        )
+        if n
+    ]
+    help = (
+        "Mean accuracy of head-only devices, 0 to 1: served and fleets_head of those that serve the release now;"
+        " before and after of those that measured the model served before on the same images."
+    )
+    labels = "release model"
+    yield GaugeMetricFamily, "release_accuracy", labels, help, [(*names, mean) for *names, mean, _ in found]
+    help = "Devices behind each mean of edge_fl_release_accuracy."
+    counts = [(*names, n) for *names, _, n in found]
+    yield GaugeMetricFamily, "release_accuracy_devices", labels, help, counts

@@ -1,55 +1,27 @@
-"""Which devices need attention or are blocked, and which run a release: counts in SQL, and the reasons in plain language."""
-
-import re
+"""Which devices are blocked, and which run a release: counts in SQL."""
 
 from sqlalchemy import ColumnElement, case, func, select
 
 from edge_fl.errors import InputError
-from edge_fl.failures import Failure
 from edge_fl.wire.messages import GONE
+from edge_fl_console import failure_texts
 from edge_fl_server.registry import Database, registered_devices
-from edge_fl_server.registry.registered_devices import STANDING, of_fleet
+from edge_fl_server.registry.registered_devices import HEAD_ONLY, STANDING, of_fleet
 from edge_fl_server.registry.tables import devices
 
-_BECAUSE = re.compile(r"because of (\w+)")
 BLOCKED = STANDING != ""
-HEAD_ONLY = (devices.c.capability["tier"].as_string() == "head") & ~BLOCKED
-"""Devices that receive releases."""
-OUTLIER = devices.c.outlier_score >= 1
-DRIFT = func.coalesce(devices.c.capability["drift"].as_float(), 0.0)
-GROUPS: dict[str, ColumnElement[bool]] = {
-    "quarantined": ~devices.c.revoked & (devices.c.quarantine != ""),
-    "alert": ~devices.c.revoked & (devices.c.status == "alert"),
-    "lost": ~devices.c.revoked & (devices.c.status == "lost"),
-    "outlier": ~devices.c.revoked & OUTLIER,
-    "drift": ~devices.c.revoked & (DRIFT > 0),
-}
-"""Why a device needs attention, the most urgent first; a revocation is the operator's own decision."""
-ATTENTION = case(
-    *((which, urgency) for urgency, which in zip(range(len(GROUPS), 0, -1), GROUPS.values(), strict=True)),
-    else_=0,
-)
-"""How urgently a device needs attention; 0: it does not."""
 ONLY: dict[str, ColumnElement[bool]] = {
-    "attention": ATTENTION > 0,
     "blocked": BLOCKED,
     "quarantined": STANDING == "quarantined",
     "revoked": STANDING == "revoked",
 }
-"""Filters of the list of devices."""
+"""Filters of the list of devices, next to those by what needs attention."""
 
 
 def by_status(db: Database, fleet: str) -> dict[str, int]:
     """The number of devices by status, without removed ones."""
     query = select(devices.c.status, func.count()).where(of_fleet(fleet)).group_by(devices.c.status)
     return db.pairs(query.order_by(devices.c.status))
-
-
-def needing_attention(db: Database, fleet: str) -> dict[str, int]:
-    """The number of devices that need attention by group, each device in its most urgent one."""
-    query = select(ATTENTION, func.count()).where(of_fleet(fleet)).group_by(ATTENTION)
-    by_urgency = db.pairs(query)
-    return {name: by_urgency.get(len(GROUPS) - place, 0) for place, name in enumerate(GROUPS)}
 
 
 def counts(db: Database, fleet: str, groups: dict[str, ColumnElement[bool]]) -> dict[str, int]:
@@ -76,30 +48,4 @@ def reason(db: Database, fleet: str, device: str) -> str:
     record = registered_devices.get(db, fleet, device)
     if record is None or not record.quarantine:
         raise InputError(f"{device}: not in quarantine")
-    return f"It is in quarantine: {quarantined(record.quarantine)}."
-
-
-def quarantined(why: str) -> str:
-    """The stored reason of a quarantine, with its failure word in plain language."""
-
-    def because(found: re.Match[str]) -> str:
-        return f"because {_rejection(found[1]) or found[1]}"
-
-    return _BECAUSE.sub(because, why)
-
-
-def rejected(reason: str) -> str:
-    """A rejection's failure word in plain language, and the word itself."""
-    meaning = _rejection(reason)
-    return f"{meaning} ({reason})" if meaning else reason
-
-
-def alerted(why: str) -> str:
-    """A failure word of a device, with its meaning and remedy; any other reason as it is."""
-    word = Failure.of(why)
-    return f"{why.replace('_', ' ')}: {word.explanation}" if word and word.stated else why.replace("_", " ")
-
-
-def _rejection(reason: str) -> str:
-    word = Failure.of(reason)
-    return word.rejection.meaning if word and word.rejection else ""
+    return f"It is in quarantine: {failure_texts.quarantined(record.quarantine)}."

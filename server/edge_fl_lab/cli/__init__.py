@@ -9,10 +9,10 @@ def register(app: App) -> None:
     app.root.add(demo.demo, "edge-fl demo", panel="Start")
     for command, example in (
         (simulate.simulate, "edge-fl simulate --method repper --dataset digits --rounds 10"),
-        (compare.compare, "edge-fl compare --methods fedrep,fedcrc,repper --dataset digits --seeds 3"),
+        (compare.compare, "edge-fl compare --methods fedrep,fedcrc,repper --datasets digits --seeds 3"),
         (runs.report, "edge-fl report demo-20261120-101500"),
         (runs.plots, "edge-fl plots simulate-20261120-101500"),
-        (runs.newtask, "edge-fl newtask simulate-20261120-101500 --to digits --clients 10"),
+        (runs.newtask, "edge-fl newtask simulate-20261120-101500 --dataset digits --clients 10"),
     ):
         app.root.add(command, example, panel="Research")
     methods = app.group("methods", "Federated methods: list, show, recommend.", "Research")

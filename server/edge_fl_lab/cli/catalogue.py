@@ -63,7 +63,9 @@ def list_methods(format: FormatOption = Format.TABLE) -> None:
 
 def show_method(
     name: Annotated[str, argument("METHOD", "A method of 'edge-fl methods list'.")],
-    model: Annotated[str, option("--model MODEL", "Model for which bytes are counted.", TRAINING)] = "cnn2",
+    model: Annotated[
+        str, option("--model MODEL", "Model of 'edge-fl models list', for which bytes are counted.", TRAINING)
+    ] = "cnn2",
     egress: Annotated[
         bool, option("--egress", "Print only what may leave a device, by tier, as JSON.")
     ] = False,
@@ -81,16 +83,16 @@ def show_method(
 
 
 def recommend_method(
-    clients: Annotated[int, option("--clients N", "Clients that train.", DATA, min=1)],
+    clients: Annotated[int, option("--clients N", "Number of clients, which train.", DATA, min=1)],
     samples: Annotated[int, option("--samples N", "Training images of each of them, on average.", min=1)],
     tier: Annotated[
-        Literal["full", "head"], option("--tier TIER", "Devices whose accuracy counts.")
+        Literal["full", "head"], option("--tier TIER", "Kind of device: full or head, whose accuracy counts.")
     ] = "full",
     own_labels: Annotated[
         int | None,
         option(
             "--own-labels N",
-            "Labels of a device in all, with --tier head: what to expect of its head.",
+            "Labels of each head-only device, in all; with --tier head: what to expect of its head.",
             min=0,
         ),
     ] = None,
@@ -123,7 +125,7 @@ def recommend_method(
 
 def download(
     name: Annotated[
-        str, argument("NAME", "A dataset that torchvision can download: `edge-fl datasets list`.")
+        str, argument("NAME", "A dataset that torchvision can download: 'edge-fl datasets list'.")
     ],
     data_dir: Annotated[Path, DATA_DIR] = Path(".data"),
     format: FormatOption = Format.TABLE,
@@ -143,7 +145,9 @@ def convert(
     ],
     name: Annotated[str, argument("NAME", "Name of the new dataset.")],
     data_dir: Annotated[Path, DATA_DIR] = Path(".data"),
-    size: Annotated[int, option("--size N", "Pixels per side of converted pictures.", min=8, max=1024)] = 224,
+    size: Annotated[
+        int, option("--size N", "Pixels per side, of converted pictures.", min=8, max=1024)
+    ] = 224,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Convert pictures, or a dataset that PFLlib or LEAF split over clients, to an .npz file for --dataset.

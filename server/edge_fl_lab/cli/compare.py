@@ -22,7 +22,7 @@ def compare(
             TRAINING,
         ),
     ] = "",
-    dataset: Annotated[str, option("--dataset DATASET", "Datasets, comma-separated.", DATA)] = "",
+    datasets: Annotated[str, option("--datasets DATASETS", "Datasets, comma-separated.", DATA)] = "",
     partitions: Annotated[
         str,
         option(
@@ -70,7 +70,11 @@ def compare(
     ] = False,
     out: Annotated[
         Path | None,
-        option("--out FOLDER", "Folder of this comparison; cells stored in it are not run again.", FOLDERS),
+        option(
+            "--out FOLDER",
+            "Folder to write to; cells stored in it are not run again [runs/compare-NAME].",
+            FOLDERS,
+        ),
     ] = None,
     *,
     recipe: RecipeOptions,
@@ -80,8 +84,8 @@ def compare(
     from edge_fl.methods import names
     from edge_fl_lab.compare import comparison, grid, paper, summary, tables, tuning
 
-    if against_paper and (not recipe.recipe or dataset or partitions):
-        raise InputError("--against-paper: needs --recipe, and neither --dataset nor --partitions")
+    if against_paper and (not recipe.recipe or datasets or partitions):
+        raise InputError("--against-paper: needs --recipe, and neither --datasets nor --partitions")
     if not tune and (tune_trials or tune_values):
         raise InputError("--tune-trials, --tune-values: only with --tune")
     grids = tuning.parse_grids(tune_values or [])
@@ -97,12 +101,12 @@ def compare(
         else grid.split_list(methods) or base.compare.methods or [base.method.name]
     )
     cells = grid.cells(
-        base, chosen, grid.split_list(dataset), grid.split_list(partitions), seeds or base.compare.seeds
+        base, chosen, grid.split_list(datasets), grid.split_list(partitions), seeds or base.compare.seeds
     )
     folder = (
         out
         or RUNS
-        / f"compare-{text((recipe.recipe and Path(recipe.recipe).stem) or dataset or base.data.dataset)}"
+        / f"compare-{text((recipe.recipe and Path(recipe.recipe).stem) or datasets or base.data.dataset)}"
     )
 
     run = partial(comparison.run, folder=folder, jobs=jobs, retry=retry)

@@ -1,6 +1,5 @@
 """Commands on finished runs: `edge-fl report`, `edge-fl plots`, `edge-fl newtask`."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from edge_fl import plugins
@@ -18,10 +17,10 @@ RunArgument = Annotated[str, argument("RUN", "A run of 'edge-fl runs list', or i
 def plots(run: RunArgument, runs: RunsOption = RUNS, format: FormatOption = Format.TABLE) -> None:
     """Plot a run: labels per client, accuracy by round, features by class and client, class separation, CKA similarity."""
     from edge_fl_lab.report import run_plots
-    from edge_fl_server.runs.results import Results
+    from edge_fl_server.runs.results import Results, folder_of
 
     plugins.allow_working_folder()
-    files, absent = run_plots.of_run(Results.open(_folder(run, runs)))
+    files, absent = run_plots.of_run(Results.open(folder_of(run, runs)))
     show_paths({path.name: path for path in files}, format)
     for why, names in absent.items():
         print_status(f"not drawn: {', '.join(names)}: {why}")
@@ -29,9 +28,9 @@ def plots(run: RunArgument, runs: RunsOption = RUNS, format: FormatOption = Form
 
 def newtask(
     run: RunArgument,
-    to: Annotated[str, option("--to FOLDER", "The new dataset.")],
+    dataset: Annotated[str, option("--dataset DATASET", "Dataset, the new one, by name.", DATA)],
     clients: Annotated[
-        int, option("--clients N", "Number of clients that the new dataset is split over.", DATA, min=1)
+        int, option("--clients N", "Number of clients; the new dataset is split over them.", DATA, min=1)
     ] = 20,
     beta: Annotated[
         float,
@@ -41,7 +40,7 @@ def newtask(
         str,
         option(
             "--head HEAD",
-            "mlp or linear, in batches; or another name of 'edge-fl heads list', or package.module:Class.",
+            "Kind of personal head: mlp or linear, in batches; or another name of 'edge-fl heads list', or package.module:Class.",
         ),
     ] = "mlp",
     iterations: Annotated[
@@ -56,13 +55,13 @@ def newtask(
     from edge_fl.console.progress import Progress
     from edge_fl_lab import newcomers, recipe_heads, trained
     from edge_fl_server.recipes.recipe import with_settings
-    from edge_fl_server.runs.results import Results
+    from edge_fl_server.runs.results import Results, folder_of
     from edge_fl_server.training import studies
 
     plugins.allow_working_folder()
-    old = trained.load(Results.open(_folder(run, runs)))
+    old = trained.load(Results.open(folder_of(run, runs)))
     given = {
-        "data.dataset": to,
+        "data.dataset": dataset,
         "data.data_dir": data_dir,
         "data.clients": clients,
         "data.beta": beta,
@@ -103,22 +102,18 @@ def report(
     format: Annotated[
         Literal["html", "md", "json"],
         option(
-            "--format FORMAT", "html writes RUN/report.html and prints its path; md and json are printed."
+            "--format html|md|json",
+            "Output format: html writes RUN/report.html and prints its path; md and json are printed.",
         ),
     ] = "html",
     runs: RunsOption = RUNS,
 ) -> None:
     """Write the report of a run: settings, data sent, accuracies (global, before and after personalisation), charts, versions."""
     from edge_fl_lab.report import page
-    from edge_fl_server.runs.results import Results
+    from edge_fl_server.runs.results import Results, folder_of
 
-    results = Results.open(_folder(run, runs))
+    results = Results.open(folder_of(run, runs))
     if format == "html":
         print(page.write(results))
     else:
         print(page.FORMATS[format](page.report(results)), end="")
-
-
-def _folder(run: str, runs: Path) -> Path:
-    """The folder of a run given by name or path."""
-    return Path(run) if Path(run).is_dir() or Path(run).name != run else runs / run

@@ -28,23 +28,25 @@ class RecipeOptions:
     """A recipe, and settings that replace its own."""
 
     recipe: Annotated[
-        str, option("--recipe RECIPE", "A recipe by name or path, see 'edge-fl recipes list'.")
+        str, option("--recipe RECIPE", "Recipe: a TOML file, or a name of 'edge-fl recipes list'.")
     ] = ""
     data_dir: Annotated[str, DATA_DIR] = ""
     clients: Annotated[
         int | None,
-        option("--clients N", "Number of clients that the data are split over.", DATA, min=1),
+        option("--clients N", "Number of clients; the data are split over them.", DATA, min=1),
     ] = None
     scale: Annotated[
         float,
         option("--scale SHARE", "Share of the data and of the rounds to use.", DATA, min=1e-6, max=1),
     ] = 1.0
-    model: Annotated[str, option("--model MODEL", "A model by name, or package.module:Class.", TRAINING)] = ""
+    model: Annotated[
+        str, option("--model MODEL", "Model of 'edge-fl models list', or package.module:Class.", TRAINING)
+    ] = ""
     heads: Annotated[
         list[str] | None,
         option(
             "--head HEAD",
-            "A head to fit on the final extractor too: a name of 'edge-fl heads list', or package.module:Class; may be repeated.",
+            "Kind of personal head, fitted on the final extractor too: of 'edge-fl heads list', or package.module:Class; may be repeated.",
         ),
     ] = None
     rounds: Annotated[int | None, option("--rounds N", "Communication rounds.", TRAINING, min=0)] = None
@@ -91,9 +93,9 @@ def simulated(recipe: Recipe, command: str) -> Recipe:
 
 
 def simulate(
-    method: Annotated[str, option("--method METHOD", "A method, see 'edge-fl methods list'.", TRAINING)] = "",
+    method: Annotated[str, option("--method METHOD", "Method of 'edge-fl methods list'.", TRAINING)] = "",
     dataset: Annotated[
-        str, option("--dataset DATASET", "A dataset, such as digits or fashion-mnist.", DATA)
+        str, option("--dataset DATASET", "Dataset, by name, such as digits or fashion-mnist.", DATA)
     ] = "",
     save_split: Annotated[
         Path | None,
@@ -104,8 +106,8 @@ def simulate(
         ),
     ] = None,
     resume: Annotated[
-        Path | None, option("--resume RUN", "Folder of an interrupted run to resume, without other settings.")
-    ] = None,
+        str, option("--resume RUN", "Interrupted run to resume, without other options: its name or folder.")
+    ] = "",
     track: TrackOption = None,
     runs: RunsOption = RUNS,
     *,
@@ -116,17 +118,18 @@ def simulate(
     from edge_fl_lab.recipe_changes import with_method
     from edge_fl_server.orchestrate import run
     from edge_fl_server.runs import round_metrics
-    from edge_fl_server.runs.results import Results
+    from edge_fl_server.runs.results import Results, folder_of
     from edge_fl_server.training import studies
     from edge_fl_server.training.engines import processes
 
     plugins.allow_working_folder()
     processes.prepare()  # before any thread starts
     changes = recipe.changes(data__dataset=dataset)
-    if resume:
+    resumed = folder_of(resume, runs) if resume else None
+    if resumed:
         if recipe.recipe or method or recipe.scale != 1 or changes:
             raise ConfigError("simulate --resume: takes all settings from the run; expected no other option")
-        base = simulated(Results.open(resume).recipe(), "simulate --resume")
+        base = simulated(Results.open(resumed).recipe(), "simulate --resume")
     else:
         base = recipe.base("simulate")
     base = with_method(base, method) if method else base
@@ -134,7 +137,7 @@ def simulate(
     if save_split:
         studies.prepare(chosen).split.write_csv(save_split)
     trackers = round_metrics.find(track or [])
-    results, outcome = run.run(chosen, runs, resume=resume, track=trackers)
+    results, outcome = run.run(chosen, runs, resume=resumed, track=trackers)
     from edge_fl_lab.report import facts, page  # with matplotlib, which no round needs
 
     written = page.write(results)
@@ -145,7 +148,7 @@ def simulate(
     print_status(f"results: {results.path}; report: {written}")
     print_status(f"next: edge-fl plots {results.path}")
     if not facts.has_baseline(found.groups):
-        data = f"--dataset {chosen.data.dataset} --clients {chosen.data.clients} --rounds {chosen.rounds}"
+        data = f"--datasets {chosen.data.dataset} --clients {chosen.data.clients} --rounds {chosen.rounds}"
         print_status(f"with baselines: edge-fl compare --methods {chosen.method.name} {data}")
     if outcome.exhausted:
         raise outcome.exhausted

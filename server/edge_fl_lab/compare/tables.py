@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from edge_fl import metrics
 from edge_fl.config import MethodConfig, Option
 from edge_fl.console.tables import Table
-from edge_fl.console.units import counted
+from edge_fl.console.units import counted, difference
 from edge_fl_lab.compare.grid import Cell, blocks
 from edge_fl_lab.compare.summary import (
     BYTES,
@@ -291,8 +291,8 @@ def _is_shown(number: str, rows: Sequence[MethodRow]) -> bool:
 def _difference(row: MethodRow, rows: Sequence[MethodRow]) -> str:
     """In percentage points: "+1.20 [-0.31, +2.71]"."""
     if found := row.difference:
-        ends = "" if math.isnan(found.low) else f" [{found.low * 100:+.2f}, {found.high * 100:+.2f}]"
-        return f"{found.mean * 100:+.2f}{ends}"
+        mean, low, high = difference(found.mean, found.low, found.high, 2)
+        return mean if math.isnan(found.low) else f"{mean} [{low}, {high}]"
     baselines = {other.difference.baseline for other in rows if other.difference}
     return "baseline" if row.method in baselines else "-"
 

@@ -51,9 +51,17 @@ NO_BASELINE = "Neither training alone nor the shared model was measured, so this
 ENDS = {"failed": "failed", "stopped": "was stopped", "budget_exhausted": "used up its privacy budget"}
 
 
+TRAFFIC = {"bytes_down": "traffic_down", "bytes_up": "traffic_up"}
+"""What devices received and sent, as they count it: payloads of releases, models, updates, reports and sums of statistics."""
+TENSORS = {"bytes_down": "tensors_down", "bytes_up": "tensors_up"}
+"""The tensors that simulated clients would receive and send."""
+DEVICES = "devices.csv"
+
+
 class ReportFigure(Struct, frozen=True):
     """A number and where it comes from: `field` of `metric` on `lines` of round_metrics.jsonl, "7", or "1,2,3" for a sum over lines.
 
+    `lines` is "devices.csv" for a sum over that file.
     With `against` it is over the clients of `group` that have both metrics, which paired differences are about.
     """
 
@@ -76,6 +84,12 @@ class GroupGain(Struct, frozen=True):
     low: ReportFigure
     high: ReportFigure
     n: ReportFigure
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """The difference and its interval: "+2.1 points", "+0.7 to +3.5"; a dash for the interval of one client."""
+        mean, *ends = units.difference(self.difference.value, self.low.value, self.high.value)
+        return f"{mean} points", units.NOTHING if units.NOTHING in ends else " to ".join(ends)
 
 
 class ClientAccuracy(Struct, frozen=True):
@@ -207,7 +221,7 @@ def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) 
         curves=_curves(lines),
         labels=_by_labels(lines),
         bytes_by_round=_bytes_by_round(lines),
-        totals=_totals(lines),
+        totals=_totals(lines, results.devices()),
         versions=_versions(manifest),
     )
 
@@ -254,13 +268,6 @@ def lowest(groups: Sequence[ClientGroup]) -> str:
     tested = devices[name].test_samples.value
     images = f" of {tested:.0f} test images" if tested else ""
     return f"Lowest: {name}, {units.percent(devices[name].accuracy.value)}{images}."
-
-
-def interval_text(low: float | None, high: float | None) -> str:
-    """Format an interval in percentage points: "+0.7 to +3.6"; a dash for one client."""
-    if low is None or high is None:
-        return units.NOTHING
-    return f"{_signed(low)} to {_signed(high)}"
 
 
 def counted(group: ClientGroup) -> str:
@@ -357,17 +364,13 @@ def _reached(group: ClientGroup) -> str:
 
 def compared(over: str, mean: float | None, low: float | None, high: float | None, n: str) -> str:
     """Format a paired difference to a baseline with its interval (None for one client) and n."""
-    points = units.points(mean)
+    points, *ends = units.difference(mean, low, high)
     if low is None or high is None:
-        return f"{points} compared with {over} ({n})"
-    interval = f"95 % CI {interval_text(low, high)}"
+        return f"{points} points compared with {over} ({n})"
+    interval = f"95 % CI {' to '.join(ends)}"
     if low <= 0 <= high:
-        return f"not clearly different from {over} ({points}, {interval}, {n})"
-    return f"{points} compared with {over} ({interval}, {n})"
-
-
-def _signed(difference: float) -> str:
-    return units.points(difference).removesuffix(" points")
+        return f"not clearly different from {over} ({points} points, {interval}, {n})"
+    return f"{points} points compared with {over} ({interval}, {n})"
 
 
 def _worse(lines: Sequence[RoundLine]) -> tuple[WorseRound, ...]:
@@ -464,14 +467,17 @@ def _bytes_by_round(lines: Sequence[RoundLine]) -> dict[int, float]:
     return found
 
 
-def _totals(lines: Sequence[RoundLine]) -> dict[str, ReportFigure]:
+def _totals(lines: Sequence[RoundLine], devices: Sequence[Mapping[str, str]]) -> dict[str, ReportFigure]:
     rounds = [line for line in lines if not line.final]
     numbers = ",".join(str(line.line) for line in rounds)
     totals = {"rounds": ReportFigure(len(rounds), numbers, "round")}
-    for field in ("seconds", "bytes_down", "bytes_up"):
+    of_devices = [row for row in devices if row["tier"] != "simulated"]
+    for field, name in {"seconds": "seconds", **({} if of_devices else TENSORS)}.items():
         values = [value for line in rounds if (value := getattr(line, field)) is not None]
         if values:
-            totals[field] = ReportFigure(sum(values), numbers, field)
+            totals[name] = ReportFigure(sum(values), numbers, field)
+    for field, name in TRAFFIC.items() if of_devices else ():
+        totals[name] = ReportFigure(sum(int(row[field]) for row in of_devices), DEVICES, field)
     for field in ("selected", "responded"):
         totals[field] = ReportFigure(sum(len(getattr(line, field)) for line in rounds), numbers, field)
     for line in reversed(lines):

@@ -41,8 +41,7 @@ TOTALS: dict[str, Callable[[float | int | None], str]] = {
     "selected": units.number,
     "responded": units.number,
     "seconds": units.seconds,
-    "bytes_down": units.size,
-    "bytes_up": units.size,
+    **dict.fromkeys((*facts.TRAFFIC.values(), *facts.TENSORS.values()), units.size),
     "largest_epsilon": lambda value: units.NOTHING if value is None else f"{value:.3g}",
 }
 
@@ -75,8 +74,6 @@ def html(content: RunReport) -> str:
             source=SOURCES[content.source],
             totals=TOTALS,
             show=_show,
-            points=lambda figure: units.points(figure.value),
-            interval=lambda gain: facts.interval_text(gain.low.value, gain.high.value),
             attributes=_attributes,
             clock=units.clock,
         )
@@ -184,8 +181,7 @@ def markdown(content: RunReport) -> str:
     ]
     gained = [
         [
-            group.name, gain.over, _show(gain.baseline), _show(gain.accuracy), units.points(gain.difference.value),
-            facts.interval_text(gain.low.value, gain.high.value), str(gain.n.value),
+            group.name, gain.over, _show(gain.baseline), _show(gain.accuracy), *gain.texts, str(gain.n.value),
         ]
         for group in content.groups
         for gain in group.gains

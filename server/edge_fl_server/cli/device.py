@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,12 +15,13 @@ from edge_fl.options import (
     CONNECTION,
     FOLDERS,
     LOOPBACK,
+    WAIT,
     BrokerAddressOptions,
     FormatOption,
     argument,
     option,
 )
-from edge_fl_server.cli.options import RegistryPlace, acting, registry
+from edge_fl_server.cli.options import RegistryPlace, SinceOption, acting, registry
 
 if TYPE_CHECKING:
     from edge_fl.wire.messages import Query
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 DeviceArgument = Annotated[str, argument("DEVICE", "A device of 'edge-fl fleet list' that is connected.")]
 WaitOption = Annotated[
     float,
-    option("--wait SECONDS", "Longest time to wait for the answer, in seconds.", CONNECTION, min=1, max=600),
+    option("--wait SECONDS", f"{WAIT}, for the answer.", CONNECTION, min=1, max=600),
 ]
 LINE_COLUMNS: Columns = {
     "at": Column("time, UTC", rank=1),
@@ -56,10 +58,10 @@ def logs(
         Literal["info", "warning", "error"],
         option("--level LEVEL", "Lowest level to show: info, warning or error."),
     ] = "info",
-    since: Annotated[
-        str, option("--since AGE", "Show lines that are at most this old, such as 15min, 2h or 3d.")
+    since: SinceOption = "",
+    until: Annotated[
+        str, option("--until TIME", "Up to this time, such as 2026-11-24 (UTC) or 1h ago.")
     ] = "",
-    until: Annotated[str, option("--until AGE", "Show lines that are at least this old, such as 1h.")] = "",
     wait: WaitOption = 20.0,
     *,
     broker: BrokerAddressOptions,
@@ -73,10 +75,9 @@ def logs(
     from edge_fl.wire.messages import Logs, Query
     from edge_fl_server.mqtt.device_packets import one_line
 
-    since_s = units.parse_duration(since, "--since") if since else 0.0
-    until_s = units.parse_duration(until, "--until") if until else 0.0
+    since_s, until_s = _age_s(since, "--since"), _age_s(until, "--until")
     if since and until_s >= since_s:
-        raise InputError(f"--until {until} is not after --since {since}: expected an age below {since}")
+        raise InputError(f"--until {until} is not after --since {since}: expected a later time")
     query = Query("none", "logs", level, since_s, until_s)
     answer = _ask(device, query, wait, broker, place)
     assert isinstance(answer.content, Logs)
@@ -90,13 +91,20 @@ def logs(
     print_status(f"{device}: {count}; {_origin(answer)}")
 
 
+def _age_s(moment: str, option: str) -> float:
+    """The age of a moment in seconds: a device knows the ages of its lines better than the time of day. 0 for ""."""
+    return (
+        max((datetime.now(UTC) - units.parse_moment(moment, option)).total_seconds(), 0.0) if moment else 0.0
+    )
+
+
 def diagnose(
     device: DeviceArgument,
     out: Annotated[
         Path | None,
         option(
             "--out FOLDER",
-            "New folder, or new .zip file, for the bundle [diagnostics-DEVICE-TIME].",
+            "Folder to write to, or .zip file; a new one [diagnostics-DEVICE-TIME].",
             FOLDERS,
         ),
     ] = None,
@@ -145,15 +153,19 @@ def _ask(
     identity, fleet = broker.identity, place.fleet
     connect = operator_connector(broker.host or LOOPBACK, broker.port or 0, identity)
     authorities = fleet_authorities(identity)
+    known: list[str] = []
     with ExitStack() as stack:
         if place.exists:
             db = stack.enter_context(registry(place))
             record = registered_devices.get(db, fleet, device)
             if record and record.revoked:
                 raise ConnectError(f"{device}: {record.blocked_why}", "it was not asked")
+            known = registered_devices.names(db, fleet)
             stack.enter_context(acting(db, fleet, "diagnose", f"{device}, {query.what}", identity))
         stack.enter_context(sole_user(identity, wait, print_status))
-        return queries.ask(connect, fleet, device, query, authorities, deadline_s=wait, notify=print_status)
+        return queries.ask(
+            connect, fleet, device, query, authorities, deadline_s=wait, notify=print_status, known=known
+        )
 
 
 def _origin(answer: QueryAnswer) -> str:

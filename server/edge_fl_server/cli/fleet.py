@@ -1,4 +1,4 @@
-"""`edge-fl fleet list | admit | tag | group | set | settings | rename | decommission`: the devices of a fleet."""
+"""`edge-fl fleet list | traffic | admit | tag | group | set | settings | rename | decommission`: the devices of a fleet."""
 
 from __future__ import annotations
 
@@ -9,24 +9,35 @@ import sys
 import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from edge_fl.cli import App, Commands
+from edge_fl.console import units
 from edge_fl.console.output import Format, confirm, print_status, show_table
-from edge_fl.console.tables import Columns
+from edge_fl.console.tables import Column, Columns
 from edge_fl.console.units import counted
 from edge_fl.errors import InputError, RunError, nearest
 from edge_fl.files.paths import text
-from edge_fl.options import FOLDERS, BrokerAddressOptions, FormatOption, YesOption, argument, option
+from edge_fl.options import (
+    IDENTITIES,
+    BrokerAddressOptions,
+    FormatOption,
+    IdentitiesOption,
+    YesOption,
+    argument,
+    option,
+)
 from edge_fl_server.cli.options import (
-    AnywayOption,
     RegistryPlace,
+    SinceOption,
     WhereOption,
     acting,
     confirmed,
     connect_to,
     registry,
+    since_text,
 )
 
 if TYPE_CHECKING:
@@ -36,27 +47,29 @@ if TYPE_CHECKING:
 SelectorArgument = Annotated[
     str, argument("SELECTOR", "A device's name, or a selector such as 'site=berlin and tier=full'.")
 ]
-IDENTITIES = Path("runs/identities")
-IdentitiesOption = Annotated[
-    Path,
-    option(
-        "--identities FOLDER",
-        "Folder of the certificate authority; without one the fleet has no certificates.",
-        FOLDERS,
-    ),
-]
 CHILD_S = 120.0
 ANSWER_S, POLL_S = 20.0, 0.2
 """How long `fleet set` waits for the devices that are online: an agent applies settings by starting again, in about a second."""
 SERVER_CLEARS = "a running server clears its retained messages within a second, otherwise the next one does when it starts"
 GroupArgument = Annotated[str, argument("GROUP", "Name of the group: a-z, 0-9 and '-'.")]
+TRAFFIC: Columns = {
+    "device": "device",
+    "reports": "reports",
+    "up": Column("sent", units.size),
+    "down": Column("received", units.size),
+}
 COLUMNS: Columns = {"group": "group", "selector": "selector", "devices": "devices"}
 
 
 def register(app: App) -> None:
     """Add the server's part of the group `fleet`."""
     fleet = app.group("fleet", "The devices of a fleet.", "Fleet")
-    fleet.add(list_devices, "edge-fl fleet list --where 'site=berlin and not status=ready'", name="list")
+    fleet.add(
+        list_devices,
+        "edge-fl fleet list --sort accuracy\nedge-fl fleet list --where 'site=berlin and not status=ready'",
+        name="list",
+    )
+    fleet.add(traffic, "edge-fl fleet traffic --since 7d")
     fleet.add(admit, "edge-fl fleet admit pi-07")
     fleet.add(tag, "edge-fl fleet tag pi-07 site=berlin line=2\nedge-fl fleet tag 'pi-0*' line-")
     group = Commands(add_completion=False, help="Saved selectors, used as @GROUP in others.")
@@ -76,15 +89,19 @@ def register(app: App) -> None:
 
 def list_devices(
     where: WhereOption = "",
+    sort: Annotated[
+        str, option("--sort COLUMN", "Sort by a column of --format json, lowest first: accuracy, agent, ...")
+    ] = "device",
     *,
     broker: BrokerAddressOptions,
     place: RegistryPlace,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the devices known to the broker: last reported state and capability; from the registry, their newest accuracy, whether their
-    reports count ("quarantined", "revoked") and how much their updates differ from the others' (0: typical, 1 and above: outlier). With an
-    identity also whether each device signed its state ("yes"), or why not to believe it ("forged", "unsigned"; "outdated": older than the
-    last one that the server received, because the broker was restored or replays it).
+    reports count ("quarantined", "revoked") and how much their updates differ from the others' (0: typical, 1 and above: outlier). The
+    reason says why a device needs attention, or why its accuracy may be low or uncertain. With an identity also whether each device signed
+    its state ("yes"), or why not to believe it ("forged", "unsigned"; "outdated": older than the last one that the server received, because
+    the broker was restored or replays it).
     """
     from edge_fl_server.mqtt.connector import fleet_authorities
     from edge_fl_server.mqtt.devices import device_list
@@ -95,10 +112,43 @@ def list_devices(
         if where:
             fleets.require(db, place.fleet)
         cas = fleet_authorities(broker.identity)
-        known = device_list.devices(connect_to(broker), place.fleet, db, where=where, authorities=cas)
-    show_table(known.rows, device_list.COLUMNS, format)
+        known = device_list.devices(
+            connect_to(broker), place.fleet, db, where=where, sort=sort, authorities=cas
+        )
+    columns = dict(device_list.COLUMNS)
+    if isinstance(chosen := columns[sort], Column):
+        columns[sort] = replace(chosen, rank=0)  # it is shown in every width
+    show_table(known.rows, columns, format)
     if not known.online:
         print_status(f"fleet {place.fleet!r}: no server is online, so these states may be out of date")
+
+
+def traffic(
+    since: SinceOption = "",
+    where: WhereOption = "",
+    *,
+    place: RegistryPlace,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Show how much each device sent with its reports (results, model updates), the largest first, and what it received for them:
+    releases, models of rounds. MQTT's own bytes, states (about 1 KiB each) and log lines are not included.
+    """
+    from edge_fl_server import selectors
+    from edge_fl_server.registry import registered_reports
+
+    start = since_text(since)
+    with registry(place) as db:
+        found = registered_reports.traffic(db, place.fleet, start)
+        chosen = selectors.selected(db, place.fleet, where) if where else found.keys()
+    rows = [
+        {"device": name, "reports": count, "up": up, "down": down}
+        for name, (count, up, down) in sorted(found.items(), key=lambda one: (-one[1][1], one[0]))
+        if name in {*chosen}
+    ]
+    show_table(rows, TRAFFIC, format)
+    up, down = (units.size(sum(int(str(row[key])) for row in rows)) for key in ("up", "down"))
+    period = f" since {units.clock(start)} UTC" if start else ""
+    print_status(f"{counted(len(rows), 'device')} sent {up} and received {down}{period}")
 
 
 def admit(
@@ -123,11 +173,13 @@ def tag(
     changes: Annotated[
         list[str], argument("KEY=VALUE", "A tag to set, or KEY- to remove one; several are possible.")
     ],
-    yes: AnywayOption = False,
+    yes: YesOption = False,
     *,
     place: RegistryPlace,
 ) -> None:
-    """Set or remove tags of devices; prints their names. 'edge-fl fleet list' shows tags, and docs/tags.md what selectors can compare."""
+    """Set or remove tags of devices; prints their names, and asks first if these are all. 'edge-fl fleet list' shows tags; docs/tags.md
+    says what selectors can compare.
+    """
     from edge_fl.fleet import tags
     from edge_fl_server.registry import registered_tags
 
@@ -216,13 +268,13 @@ def set_settings(
             "A setting, such as watch_s=60, head=auto or classes=cat,dog; KEY= gives it back to the device.",
         ),
     ],
-    yes: AnywayOption = False,
+    yes: YesOption = False,
     *,
     place: RegistryPlace,
 ) -> None:
-    """Change settings of devices from afar; prints their names. Devices that are offline get them when they return. If a server is
-    online, the others' answers are shown: exit code 1 if one rejects a value. What can be set, and what wins over it on a device:
-    docs/remote-settings.md.
+    """Change settings of devices from afar; prints their names, and asks first if these are all. Devices that are offline get them when
+    they return. If a server is online, the others' answers are shown: exit code 1 if one rejects a value. What can be set, and what wins
+    over it on a device: docs/remote-settings.md.
     """
     from edge_fl.fleet.remote_settings import require
     from edge_fl.heads import auto
@@ -305,7 +357,7 @@ def show_settings(
 
     from edge_fl_server.mqtt.devices import remote_settings
     from edge_fl_server.registry import registered_devices
-    from edge_fl_server.selectors import parsed, selected, unknown_tags
+    from edge_fl_server.selectors import mistyped, parsed, selected
 
     rows: list[dict[str, object]] = []
     with registry(place) as db:
@@ -318,7 +370,7 @@ def show_settings(
             else [name for name in everyone if name in desired]
         )
         if selector and not names:
-            hint = unknown_tags(db, place.fleet, parsed(db, place.fleet, selector))
+            hint = mistyped(db, place.fleet, parsed(db, place.fleet, selector))
             raise InputError(f"selector {selector!r}: matches none of {len(everyone)} devices{hint}")
     for name in names:
         for row in remote_settings.rows(desired.get(name, remote_settings.NO_SETTINGS), known.get(name)):
@@ -368,7 +420,9 @@ def decommission(
             _revoke(device, identities)  # first: repeating the command after an interruption completes it
             registered_devices.remove(db, place.fleet, device, known.removed or "decommissioned")
     print_status(f"{device}: decommissioned; its history stays in the registry; {SERVER_CLEARS}")
-    print_status("to erase the device itself, on it: edge-fl device reset --identity (or device uninstall)")
+    print_status(
+        "to erase the device itself, on it: edge-fl device reset --delete-identity (or device uninstall)"
+    )
 
 
 def rename(
@@ -398,7 +452,7 @@ def rename(
         if not done:
             confirm(f"Rename {old} to {new}? The device stops until it has the new identity.", yes)
         if _has_authority(identities) and not claim.exists():
-            _edge_fl("fleet", "enrol", "--home", os.fspath(identities), "--", new)
+            _edge_fl("fleet", "enrol", "--identities", os.fspath(identities), "--", new)
         with acting(db, place.fleet, "rename", f"{old} to {new}"):
             if not done:
                 registered_devices.rename(db, place.fleet, old, new)
@@ -436,9 +490,11 @@ def _revoke(device: str, identities: Path) -> None:
             f"{device}: no certificate authority in {text(identities)} (--identities), so no certificate was revoked"
         )
         return
-    rows = json.loads(_edge_fl("fleet", "certificates", "--format", "json", "--home", os.fspath(identities)))
+    rows = json.loads(
+        _edge_fl("fleet", "certificates", "--format", "json", "--identities", os.fspath(identities))
+    )
     if any(device in (row["name"], row["device"]) and row["state"] in ("valid", "used") for row in rows):
-        print(_edge_fl("fleet", "revoke", "--home", os.fspath(identities), "--", device), end="")
+        print(_edge_fl("fleet", "revoke", "--identities", os.fspath(identities), "--", device), end="")
 
 
 def _edge_fl(*arguments: str) -> str:

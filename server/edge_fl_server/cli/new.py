@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError, DataError, MethodError
 from edge_fl.files import paths
-from edge_fl.options import TRAINING, argument, option
+from edge_fl.options import DATA, TRAINING, argument, option
 
 if TYPE_CHECKING:
     from edge_fl_server.recipes.recipe import Recipe
@@ -24,13 +24,17 @@ def new(
     name: Annotated[str, argument("NAME", "Name of the recipe; NAME.toml is written.")],
     images: Annotated[
         Path | None,
-        option("--images FOLDER", "A sample of your pictures: the names of its folders are the classes."),
+        option(
+            "--images FOLDER",
+            "Folder of pictures by class: a sample; the names of its folders are the classes.",
+            DATA,
+        ),
     ] = None,
     classes: Annotated[
-        str, option("--classes CLASSES", "The classes, comma-separated, instead of --images.")
+        str, option("--classes CLASSES", "Classes, comma-separated, instead of --images.")
     ] = "",
     model: Annotated[
-        str, option("--model MODEL", "A model of 'edge-fl models list' [efficientnet-lite0].", TRAINING)
+        str, option("--model MODEL", "Model of 'edge-fl models list' [efficientnet-lite0].", TRAINING)
     ] = "",
 ) -> None:
     """Write a recipe for devices with pictures: they fit personal classifiers on a pretrained network, the server needs no data."""
@@ -46,7 +50,7 @@ def new(
         )
     if bool(images) == bool(classes):
         raise ConfigError(
-            f"new {name}: expected either --images DIR, with a folder of pictures per class, or --classes cat,dog,horse"
+            f"new {name}: expected either --images FOLDER, with a folder of pictures per class, or --classes cat,dog,horse"
         )
     path, model = Path(f"{name}.toml"), model or recipes.MODEL
     recipes.require_absent(path)

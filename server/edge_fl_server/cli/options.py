@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edge_fl.console import units
 from edge_fl.console.output import print_status
 from edge_fl.console.units import counted
 from edge_fl.errors import InputError
@@ -32,7 +33,7 @@ SetOption = Annotated[
     list[str] | None,
     option(
         "--set KEY=VALUE",
-        "A setting of the recipe, such as rounds=3 or method.options.temperature=0.5; may be repeated.",
+        "Setting of a recipe, such as rounds=3 or method.options.temperature=0.5; may be repeated.",
         TRAINING,
     ),
 ]
@@ -49,8 +50,13 @@ WhereOption = Annotated[
         "--where SELECTOR", "Only these devices, such as 'site=berlin and not arch=armv7l' or @GROUP [all]."
     ),
 ]
-AnywayOption = Annotated[
-    bool, option("--yes -y", "Also where the selector matches no device, or all devices.")
+
+
+SinceOption = Annotated[
+    str,
+    option(
+        "--since TIME", "From this time on, such as 2026-11-23, 2026-11-23T14:00 (UTC), yesterday, 2h or 7d."
+    ),
 ]
 
 
@@ -62,7 +68,7 @@ class RegistryOptions:
         str,
         option(
             "--database REGISTRY",
-            "Registry: a file, or postgresql://user@host/name; by default server/registry.sqlite next to --home.",
+            "Registry: a file, or postgresql://user@host/name [server/registry.sqlite next to --home].",
             FOLDERS,
             envvar="EDGE_FL_DATABASE",
         ),
@@ -87,6 +93,11 @@ class RegistryPlace(RegistryOptions):
     """The fleet that a command works on, and where its registry is."""
 
     fleet: FleetOption = "main"
+
+
+def since_text(since: str) -> str:
+    """The time of --since as the registry writes times, "" without one. Raises InputError."""
+    return units.parse_moment(since, "--since").isoformat(timespec="milliseconds") if since else ""
 
 
 def settings(values: Mapping[str, object]) -> list[str]:
@@ -166,7 +177,7 @@ def confirmed(
         if names
         else f"selector {text!r}: matches none of {counted(total, 'device')}"
     )
-    found += selectors.unknown_tags(db, fleet, selector)
+    found += selectors.mistyped(db, fleet, selector)
     if not names and not none:
         raise InputError(found)
     if yes:

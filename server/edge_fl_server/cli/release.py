@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from edge_fl.cli import App, Commands
 from edge_fl.console import units
-from edge_fl.console.output import Format, print_status, show_table
-from edge_fl.errors import ConfigError, InputError, RunError
+from edge_fl.console.output import Format, confirm, print_status, show_table
+from edge_fl.errors import ConfigError, InputError
 from edge_fl.files.paths import text
-from edge_fl.options import BrokerAddressOptions, FormatOption, argument, option
+from edge_fl.options import FOLDERS, WAIT, BrokerAddressOptions, FormatOption, YesOption, argument, option
 from edge_fl_server.cli.options import (
-    AnywayOption,
     RegistryPlace,
     WhereOption,
     acting,
@@ -37,15 +37,15 @@ ROLLOUT = "Roll-out"  # heading in the help
 WAIT_S = 3600.0
 NO_OPTIONS = BrokerAddressOptions()
 EXAMPLE = "release.rollout.success=0.95"
-Wait = Annotated[
-    float, option("--wait SECONDS", "Seconds to wait for the end of the roll-out.", ROLLOUT, min=0)
+Wait = Annotated[float, option("--wait SECONDS", f"{WAIT}, for the end of the roll-out.", ROLLOUT, min=0)]
+AgainOption = Annotated[
+    bool,
+    option("--again", "Also a release that was aborted or rolled back.", ROLLOUT),
 ]
 Resizing = Literal["crop", "letterbox", "stretch"]
 ClassesOption = Annotated[
     str,
-    option(
-        "--classes CLASSES", "The classes, comma-separated; later releases may only append to them.", "Model"
-    ),
+    option("--classes CLASSES", "Classes, comma-separated; later releases may only append to them.", "Model"),
 ]
 ElsewhereOption = Annotated[
     list[Path] | None, option("--with FOLDER", "A folder with keys that were moved off the server.")
@@ -67,6 +67,7 @@ def register(app: App) -> None:
         "Releases",
     )
     release.add(list_releases, "edge-fl release list", name="list")
+    release.add(compare, "edge-fl release compare 2 3")
     release.add(publish, "edge-fl release publish model.onnx --classes cat,dog")
     release.add(rollout, "edge-fl release rollout 7 --stages 0.1,1 --where site=berlin")
     release.add(agent, "edge-fl release agent edge_fl-0.2.0-py3-none-any.whl")
@@ -75,16 +76,16 @@ def register(app: App) -> None:
     release.add(pause, "edge-fl release pause")
     release.add(abort, "edge-fl release abort")
     release.add(rollback, "edge-fl release rollback")
-    release.add(export, "edge-fl release export public/releases --keep")
-    release.add(sign, "edge-fl release sign public/releases --key signing.pem")
+    release.add(export, "edge-fl release export public/releases --follow")
+    release.add(sign, "edge-fl release sign public/releases --signing-key signing.pem")
     keys = Commands(
         add_completion=False, help="The keys that sign releases; change them while no server is online."
     )
     release.add_typer(keys, name="keys")
     keys.add(list_keys, "edge-fl release keys list", name="list")
     keys.add(rotate, "edge-fl release keys rotate timestamp")
-    keys.add(take_out, "edge-fl release keys take-out root --to /media/usb/keys")
-    keys.add(add, "edge-fl release keys add root --threshold 2 --to /media/usb/keys")
+    keys.add(take_out, "edge-fl release keys take-out root --out /media/usb/keys")
+    keys.add(add, "edge-fl release keys add root --threshold 2 --out /media/usb/keys")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +104,14 @@ class RolloutOptions:
         list[str] | None,
         option(
             "--set KEY=VALUE",
-            f"A setting of a recipe's roll-outs, such as {EXAMPLE}; may be repeated.",
+            f"Setting of a recipe, of its roll-outs, such as {EXAMPLE}; may be repeated.",
             ROLLOUT,
         ),
     ] = None
     wait_s: Wait = WAIT_S
     where: WhereOption = ""
-    yes: AnywayOption = False
+    again: AgainOption = False
+    yes: YesOption = False
 
     def plan(self, **defaults: object) -> RolloutConfig:
         """The stages, as in a recipe. Raises ConfigError."""
@@ -151,20 +153,16 @@ def commands(
 def carry_out(releases: ReleaseCommands, request: Request, wait_s: float, *wanted: RolloutState) -> None:
     """Carry a request out with progress on stderr, and print the state of its roll-out.
 
-    Raises RunError if that is not one of `wanted` [completed].
+    Raises GateError if a gate aborted or paused it, RunError if the state is another one that is not one of `wanted` [completed].
     """
     from edge_fl.console.progress import Progress
+    from edge_fl_server.release.rollout.commands import failure
 
     with Progress() as progress:
         record = releases.carry_out(request, progress.print, wait_s, progress)
     print(record.state)
     if record.state not in (wanted or ("completed",)):
-        abort = f"edge-fl release abort{' --agent' if record.subject == 'agent' else ''}"
-        consequence = {
-            "paused": f"its devices keep it until '{abort}'; 'edge-fl release list' shows it",
-            "aborted": "its devices return to the release before",
-        }.get(record.state, "")
-        raise RunError(f"{record.name}: {record.state}, {record.reason}", consequence)
+        raise failure(record)
 
 
 def made_by_model(
@@ -227,7 +225,7 @@ def publish(
     ] = None,
     classes: ClassesOption = "",
     model: Annotated[
-        str, option("--model MODEL", "A model of 'edge-fl models list', instead of a file.", "Model")
+        str, option("--model MODEL", "Model of 'edge-fl models list', instead of a file.", "Model")
     ] = "",
     weights: Annotated[
         str,
@@ -254,7 +252,7 @@ def publish(
     ] = None,
     images: Annotated[
         Path | None,
-        option("--images FOLDER", "A folder of pictures per class: also release an int8 variant.", "Model"),
+        option("--images FOLDER", "Folder of pictures by class: also release an int8 variant.", "Model"),
     ] = None,
     stages: Annotated[
         str,
@@ -265,6 +263,7 @@ def publish(
         ),
     ] = "",
     wait_s: Wait = WAIT_S,
+    again: AgainOption = False,
     *,
     broker: BrokerAddressOptions,
     place: RegistryPlace,
@@ -299,14 +298,14 @@ def publish(
         manifest = releases.sign(exported, description, int8)
         sides = "x".join(map(str, manifest.input.shape))
         print_status(
-            f"release {manifest.release}: {units.size(manifest.extractor.bytes)}{' and int8' * bool(int8)},"
+            f"release {manifest.release}: {units.size(manifest.bytes)}{' and int8' * bool(int8)},"
             f" {manifest.feature_dim} features of images {sides}, classes {shortened(manifest.classes, 10)}"
         )
         if releases.is_served(manifest.release):
             print_status(f"release {manifest.release}: rolled out before")
             print("completed")
             return
-        carry_out(releases, releases.roll_out(manifest.release, plan), wait_s)
+        carry_out(releases, releases.roll_out(manifest.release, plan, again=again), wait_s)
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:
@@ -343,28 +342,28 @@ def rotate(
 
 def take_out(
     role: RoleArgument,
-    to: Annotated[
-        Path, option("--to FOLDER", "Folder to move the key to, on other storage than this machine's.")
+    out: Annotated[
+        Path, option("--out FOLDER", "Folder to write to, on other storage than this machine's.", FOLDERS)
     ],
     place: RegistryPlace,
 ) -> None:
     """Move a role's key off the server: root's, needed only for rotations, or targets', to sign releases elsewhere."""
     with changing(place, "keys take-out", role) as repository:
-        for key in repository.take_out(role, to):
-            print(text(to / f"{key}.pem"))
+        for key in repository.take_out(role, out):
+            print(text(out / f"{key}.pem"))
 
 
 def add(
     role: RoleArgument,
     threshold: Annotated[int, option("--threshold N", "Number of the role's keys that must sign.", min=1)],
-    to: Annotated[Path, option("--to FOLDER", "Folder to write the new key to.")],
+    out: Annotated[Path, option("--out FOLDER", "Folder to write to: the new key.", FOLDERS)],
     elsewhere: ElsewhereOption = None,
     *,
     place: RegistryPlace,
 ) -> None:
     """Add a key to a role, so that a single stolen key is not enough."""
     with changing(place, "keys add", role, elsewhere) as repository:
-        for name, _ in repository.add_key(role, threshold, to):
+        for name, _ in repository.add_key(role, threshold, out):
             print(name)
 
 
@@ -395,6 +394,28 @@ def list_releases(
         show_table(releases.rows(), COLUMNS, format)
 
 
+def compare(
+    old: Annotated[
+        int | None, argument("OLD", "The release to compare with [the one that NEW replaces].", min=1)
+    ] = None,
+    new: Annotated[
+        int | None, argument("NEW", "A release [the one that is being rolled out, or is in service].", min=1)
+    ] = None,
+    *,
+    place: RegistryPlace,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Compare two releases on the devices that measured both, those that lost most first; then one line says which is better, and whether
+    it is more than chance.
+    """
+    from edge_fl_server.release import compare as comparing
+
+    with registry(place) as db:
+        found = comparing.releases(db, place.fleet, old, new)
+    show_table(found.rows, found.columns, format)
+    print_status(comparing.sentence(found))
+
+
 def rollout(
     release: Number = None,
     *,
@@ -408,7 +429,7 @@ def rollout(
     plan = options.plan()
     with commands(place, broker) as releases:
         options.confirm(releases, "roll out to them")
-        carry_out(releases, releases.roll_out(release, plan), options.wait_s)
+        carry_out(releases, releases.roll_out(release, plan, again=options.again), options.wait_s)
 
 
 def agents(
@@ -442,7 +463,7 @@ def agent(
     plan = options.plan(stage_wait_s=1800.0)
     with commands(place, broker, new=True) as releases:
         options.confirm(releases, "update the agent on them")
-        request = releases.roll_out_agent(targets or [], plan, downgrade=downgrade)
+        request = releases.roll_out_agent(targets or [], plan, downgrade=downgrade, again=options.again)
         carry_out(releases, request, options.wait_s)
 
 
@@ -491,22 +512,32 @@ def abort(
 def rollback(
     release: Number = None,
     wait_s: Wait = WAIT_S,
+    yes: YesOption = False,
     *,
     broker: BrokerAddressOptions,
     place: RegistryPlace,
 ) -> None:
-    """Roll the whole fleet back at once, to the previous release or a kept one."""
+    """Roll the whole fleet back at once, to the newest older release that was neither aborted nor rolled back, or to one by number.
+    On a terminal it asks first.
+    """
+    from edge_fl_server.registry.rollouts import titled
+
     with commands(place, broker) as releases:
-        carry_out(releases, releases.roll_back(release), wait_s, "completed", "rolled_back")
+        way = releases.way_back(release)
+        print_status(" -> ".join(titled(releases.db, place.fleet, each) for each in (way.leaves, way.to)))
+        confirm(
+            f"Roll the whole fleet back from release {way.leaves} to {way.to}?", yes or not sys.stdin.isatty()
+        )
+        carry_out(releases, releases.roll_back(way), wait_s, "completed", "rolled_back")
 
 
 def export(
     folder: Annotated[Path, argument("FOLDER", "Folder for a web server to serve: metadata/ and targets/.")],
-    keep: Annotated[
+    follow: Annotated[
         bool | None,
         option(
-            "--keep/--no-keep",
-            "Whether to keep the folder up to date with future releases, roll-outs and roll-backs [unchanged].",
+            "--follow/--no-follow",
+            "Whether the server keeps the folder up to date with future releases, roll-outs and roll-backs [unchanged].",
         ),
     ] = None,
     *,
@@ -518,14 +549,17 @@ def export(
     with changing(place, "export", text(folder)) as repository:
         for path in website.export(repository, folder):
             print(path)
-        if keep is not None:
-            website.keep(repository, folder if keep else None)
+        if follow is not None:
+            website.keep(repository, folder if follow else None)
 
 
 def sign(
     folder: Annotated[Path, argument("FOLDER", "A folder of 'release export'.")],
     key: Annotated[
-        Path, option("--key FILE", "EC private key in PEM; created if missing, and its public key FILE.pub.")
+        Path,
+        option(
+            "--signing-key FILE", "EC private key in PEM; created if missing, and its public key FILE.pub."
+        ),
     ],
 ) -> None:
     """Sign each exported release with OpenSSF Model Signing, for consumers without TUF; prints targets/RELEASE/model.sig."""

@@ -1,4 +1,4 @@
-"""`edge-fl server run | up | worker`: train over MQTT, serve a fleet between runs, validate updates elsewhere."""
+"""`edge-fl server run | up | worker | backup`: train over MQTT, serve a fleet between runs, validate updates elsewhere, back up."""
 
 import threading
 from contextlib import closing
@@ -10,6 +10,7 @@ from edge_fl import logs, plugins
 from edge_fl.cli import App
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError
+from edge_fl.files.paths import text
 from edge_fl.logs import LogFormat
 from edge_fl.options import (
     CONNECTION,
@@ -46,8 +47,25 @@ class RecipeBroker(ConnectionOptions):
     )
     fleet: Annotated[
         str | None,
-        option("--fleet FLEET", "Name of the fleet [the recipe's].", CONNECTION, callback=fleet_name),
+        option(
+            "--fleet FLEET",
+            "Name of the fleet; a new name creates one [the recipe's].",
+            CONNECTION,
+            callback=fleet_name,
+        ),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedFleet(RegistryPlace):
+    """The fleet that a server serves, and where its registry is."""
+
+    fleet: Annotated[
+        str,
+        option(
+            "--fleet FLEET", "Name of the fleet; a new name creates one.", CONNECTION, callback=fleet_name
+        ),
+    ] = "main"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +105,7 @@ def register(app: App) -> None:
     group = app.group("server", "The server: train over MQTT, release extractors, collect reports.", "Fleet")
     group.add(run, "edge-fl server run demo --set rounds=5")
     group.add(up, "edge-fl server up --dashboard 8080")
+    group.add(backup, "edge-fl server backup fleet.tar")
     group.add(worker, "edge-fl server worker --database postgresql://user@host/name")
 
 
@@ -97,8 +116,8 @@ def run(
     settings: SetOption = None,
     takeover: Annotated[bool, option("--takeover", "Replace a server that is online.", CONNECTION)] = False,
     resume: Annotated[
-        Path | None, option("--resume RUN", "Folder of an interrupted run to resume, instead of a recipe.")
-    ] = None,
+        str, option("--resume RUN", "Interrupted run to resume, instead of a recipe: its name or folder.")
+    ] = "",
     track: TrackOption = None,
     runs: RunsOption = RUNS,
     *,
@@ -110,11 +129,12 @@ def run(
     from edge_fl_server import recipes
     from edge_fl_server.recipes.recipe import with_settings
     from edge_fl_server.runs import round_metrics
-    from edge_fl_server.runs.results import Results
+    from edge_fl_server.runs.results import Results, folder_of
 
     if not (recipe or resume):
         raise ConfigError("server run: expected a recipe, such as demo, or --resume RUN")
-    chosen = Results.open(resume).recipe() if resume else recipes.find(recipe)
+    resumed = folder_of(resume, runs) if resume else None
+    chosen = Results.open(resumed).recipe() if resumed else recipes.find(recipe)
     given = {f"broker.{name}": value for name, value in broker.given().items()}
     chosen = with_settings(chosen, [*options.settings(given), *(settings or [])])
     trackers = round_metrics.find(track or [])
@@ -132,15 +152,17 @@ def run(
     access = serving.access(connect, chosen.broker.fleet, place, identity)
     with services.running(access, dashboard=serving.dashboard, devices=chosen.source != "simulated"):
         results, outcome = orchestrator.run(
-            chosen, runs, access=access, takeover=takeover, resume=resume, track=trackers
+            chosen, runs, access=access, takeover=takeover, resume=resumed, track=trackers
         )
         services.finished(results)
         if outcome.exhausted:
             raise outcome.exhausted
         print(results.path)
+        if outcome.stopped:
+            raise outcome.stopped
 
 
-def up(broker: BrokerAddressOptions, place: RegistryPlace, serving: ServingOptions) -> None:
+def up(broker: BrokerAddressOptions, place: ServedFleet, serving: ServingOptions) -> None:
     """Serve a fleet between runs, until Ctrl-C: roll-outs, releases for devices that join, reports. Runs take over while they last."""
     connect = connect_to(broker)
     from edge_fl_server import services
@@ -159,9 +181,35 @@ def up(broker: BrokerAddressOptions, place: RegistryPlace, serving: ServingOptio
             print_status(f"fleet {place.fleet!r}: offline")
 
 
+def backup(
+    file: Annotated[
+        Path, argument("FILE", "The archive to write (tar); it contains keys: only you can read it.")
+    ],
+    identities: Annotated[
+        Path, option("--identities FOLDER", "Folder of the certificate authority.", FOLDERS)
+    ] = Path("runs/identities"),
+    *,
+    place: RegistryOptions,
+) -> None:
+    """Write what a server must not lose into one file, also while it runs: releases with their keys, registry, certificate authority.
+    'tar -xpf FILE -C runs' restores it in an empty folder.
+    """
+    from edge_fl_server.release import backup as backups
+
+    for line in backups.write(file, place.home, place.location, identities):
+        print_status(line)
+    print(text(file))
+
+
 def worker(
     database: Annotated[
-        str, option("--database REGISTRY", "The server's registry.", FOLDERS, envvar="EDGE_FL_DATABASE")
+        str,
+        option(
+            "--database REGISTRY",
+            "Registry: a file, or postgresql://user@host/name; the server's.",
+            FOLDERS,
+            envvar="EDGE_FL_DATABASE",
+        ),
     ],
     fleet: FleetOption = "main",
     quarantine_after: Annotated[

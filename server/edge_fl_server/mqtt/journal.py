@@ -89,6 +89,7 @@ class Journal:
         self._blocked = self._read_blocked()
         self._pending: dict[str, DeviceRecord] = {}
         self._excess: list[tuple[str, int, str]] = []
+        self._restarts: list[tuple[str, str]] = []  # device and boot id
         self._benign: dict[tuple[str, str], _Benign] = {}  # by device and reason
         self._first = self._sequence = 0
         self._lock = threading.Lock()
@@ -138,6 +139,11 @@ class Journal:
         """Store the state of a device, soon after `begin` or at the end."""
         with self._lock:
             self._enqueue(record)
+
+    def record_restart(self, device: str, boot: str) -> None:
+        """Store soon that a device runs another process of its agent, and that this was not planned."""
+        with self._lock:
+            self._restarts.append((device, boot))
 
     def record_excess(self, device: str, dropped: int, description: str) -> None:
         """Store soon that messages of a device were dropped above the rate limit; this counts as one rejection."""
@@ -254,12 +260,16 @@ class Journal:
         records: dict[str, DeviceRecord] = {}
         with self._lock:
             excess, self._excess = self._excess, []
+            restarts, self._restarts = self._restarts, []
             benign, self._benign = self._benign, {}
             if self._first or self._closing.is_set():
                 records, self._pending = self._pending, records
         try:
             if records:
                 registered_devices.record(self.db, records.values())
+            if restarts:
+                registered_devices.record_restarts(self.db, self.fleet, restarts)
+                restarts = []
             while excess:
                 self._write_excess(*excess[0])
                 del excess[0]
@@ -276,6 +286,7 @@ class Journal:
             with self._lock:
                 self._pending = {**records, **self._pending}
                 self._excess = [*excess, *self._excess]
+                self._restarts = [*restarts, *self._restarts]
                 for key, later in self._benign.items():
                     benign.setdefault(key, _Benign()).add(later.newest, later.count)
                 self._benign = benign

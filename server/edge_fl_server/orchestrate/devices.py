@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
 
@@ -88,8 +88,6 @@ def record_round(db: Database, run: str, result: RoundResult) -> None:
             len(result.selected),
             len(result.responded),
             result.seconds,
-            result.bytes_down,
-            result.bytes_up,
             {name: None if isnan(summary.mean) else summary.mean for name, summary in summaries.items()},
             {name: summary.clients for name, summary in summaries.items()},
         ),
@@ -299,6 +297,7 @@ class Deployment(RunHooks):
             return False
         self._results.write_sum(found)
         self._totals.add_sum(found)
+        runs.record_sum(self._server.journal.db, self._results.id, len(found.devices) * found.bytes_each)
         self._progress.print(class_statistics.summary(found, releases.rollout.current))
         return True
 
@@ -364,7 +363,8 @@ class Devices:
         recorder = Recorder(results, setup.plan, totals, screening.rejected)
         try:
             clients = _clients(setup, full)
-            return execute(setup, clients, CombinedHooks(recorder, hooks, deployment), progress, saved)
+            outcome = execute(setup, clients, CombinedHooks(recorder, hooks, deployment), progress, saved)
+            return replace(outcome, stopped=releases.stopped if releases else None)
         finally:
             full.close()
             if releases:

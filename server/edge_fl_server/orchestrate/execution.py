@@ -14,7 +14,7 @@ import torch
 from edge_fl import heads, metrics, plugins
 from edge_fl.config import MethodSpec
 from edge_fl.console.progress import Watch, unwatched
-from edge_fl.errors import BudgetExhaustedError, ConfigError
+from edge_fl.errors import BudgetExhaustedError, ConfigError, GateError
 from edge_fl.learn.network import precision
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods import build_method
@@ -124,7 +124,8 @@ def _require_heads(recipe: Recipe) -> None:
 class RunResult:
     """The outcome of a run: shared parts, metrics of each evaluated round, and those after it, also of clients that never trained.
 
-    `exhausted` is set if the privacy budget ended the run before its last round.
+    `exhausted` is set if the privacy budget ended the run before its last round, `stopped` if a gate stopped the roll-out of its last
+    release.
     """
 
     method: Method
@@ -132,6 +133,7 @@ class RunResult:
     evaluated: Mapping[int, Reports]
     final: Reports
     exhausted: BudgetExhaustedError | None = None
+    stopped: GateError | None = None
 
     def reports(self) -> dict[str, dict[str, float]]:
         """Each client's metrics after the last round and the final personalisation."""

@@ -7,7 +7,7 @@ import msgspec
 from edge_fl.console import units
 from edge_fl.console.progress import Progress
 from edge_fl.console.units import counted
-from edge_fl.errors import shortened
+from edge_fl.errors import GateError, shortened
 from edge_fl.files import atomic
 from edge_fl.heads.class_statistics.prior import PRIOR
 from edge_fl.learn.tree import Parts
@@ -21,6 +21,7 @@ from edge_fl_server.registry import rollouts
 from edge_fl_server.release import fleet_head, quantise
 from edge_fl_server.release.export import Quantiser
 from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.rollout.commands import failure
 from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator
 from edge_fl_server.release.rollout.stages import cause
 from edge_fl_server.runs.recorder import RunTotals
@@ -33,7 +34,7 @@ MAX_NAMES = 8  # devices named in one message
 class RunReleases:
     """Releases of the run's extractor to the fleet; their reports are added to `totals`.
 
-    statistics: whether the run collects class statistics.
+    statistics: whether the run collects class statistics. `stopped` is set if a gate stopped the roll-out of the last release.
     """
 
     def __init__(
@@ -48,6 +49,8 @@ class RunReleases:
         statistics: bool,
     ) -> None:
         self._setup, self._server, self._results, self._progress = setup, server, results, progress
+        self._trained = 0  # the last release, without those that only add a prior
+        self.stopped: GateError | None = None
         options = CoordinatorOptions(
             setup.recipe.release.rollout,
             run_id=results.id,
@@ -77,6 +80,7 @@ class RunReleases:
         manifest = self.rollout.release(
             method, shared, setup.spec, run_id=run_id, round=round, collect=collect, fleet=fleet
         )
+        self._trained = manifest.release
         method.net.to(setup.device)  # the export moved it to the CPU
         atomic.write(
             self._results.artefacts / f"release-{manifest.release}.json",
@@ -86,7 +90,7 @@ class RunReleases:
         heads = len(self._server.roster.head_devices())
         after = f" after round {round}" * (round > 0)
         self._progress.print(
-            f"release {manifest.release}{after}: {units.size(manifest.extractor.bytes)} for {heads} head-only devices"
+            f"release {manifest.release}{after}: {units.size(manifest.bytes)} for {heads} head-only devices"
         )
 
     def wait_for_heads(self) -> None:
@@ -105,6 +109,10 @@ class RunReleases:
             where = f"{stages.state} in stage {stages.stage + 1} of {len(stages.shares)}"
             why = cause(stages.reason, stages.stage)
             self._progress.print(f"release {stages.release}: {where} ({why}); see 'edge-fl release list'")
+        newest = next(iter(rollouts.listed(self._server.journal.db, self._server.journal.fleet)), None)
+        if newest and newest.release == self._trained:
+            error = failure(newest)
+            self.stopped = error if isinstance(error, GateError) else None
         self._name(missing)
 
     def _missing(self) -> Sequence[str]:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_fl import logs
+from edge_fl import logs, metrics
 from edge_fl.config import MAX_CLASSES
 from edge_fl.console import units
 from edge_fl.console.output import print_status
 from edge_fl.console.progress import Progress
 from edge_fl.errors import ConfigError
-from edge_fl.metrics import summarise_reports
+from edge_fl.metrics import Summary, summarise_reports
 from edge_fl_server.orchestrate import execution
 from edge_fl_server.orchestrate.execution import RunResult, RunSetup, execute, simulated_clients
 from edge_fl_server.recipes.recipe import Recipe
@@ -56,8 +56,9 @@ def run(
     additional trackers by name; `hooks` are called after the recorder's.
 
     Raises InputError before anything starts, ConnectError without a broker, DeadlineError when too few devices connect, RunError when a
-    round misses its quorum. A run whose privacy budget ends early is complete: `RunResult.exhausted` is set. KeyboardInterrupt ends the
-    run as "stopped"; everything measured so far is in the folder, and no assignment to train remains on the broker.
+    round misses its quorum. A run whose privacy budget ends early, or whose last release a gate stopped, is complete: `RunResult` has
+    the error. KeyboardInterrupt ends the run as "stopped"; everything measured so far is in the folder, and no assignment to train
+    remains on the broker.
     """
     begun = Results.open(resume) if resume else None
     saved = _checkpoint(begun, recipe) if begun else None
@@ -95,7 +96,7 @@ def run(
             unmeasured = devices.unmeasured(results) if devices else ""
             if unmeasured:
                 progress.print(unmeasured)
-            reasons = [reason for reason in (str(outcome.exhausted or ""), unmeasured) if reason]
+            reasons = [str(reason) for reason in (outcome.exhausted, outcome.stopped, unmeasured) if reason]
             results.finish("budget_exhausted" if outcome.exhausted else "completed", "; ".join(reasons))
     return results, outcome
 
@@ -111,14 +112,29 @@ class _RoundLines(RunHooks):
             f"round {result.round}/{self._rounds}: {len(result.responded)} of {len(result.selected)} clients"
         )
         line += f" responded, {result.seconds:.1f} s"
-        for name, summary in summarise_reports(list(result.metrics.values())).items():
-            if "test" in name:
-                line += f"  {name} {units.percent(summary.mean)} (n = {summary.clients})"
+        for measured in accuracies(summarise_reports(list(result.metrics.values()))):
+            line += f", {measured}"
         if result.verdict and result.verdict.outcome != "accepted":
             line += f"  {result.verdict.outcome}: {result.verdict}"
         if result.budget_exhausted:
             line += f"  privacy budget exhausted: {', '.join(result.budget_exhausted)}"
         self._progress.print(line)
+
+
+SHOWN = {
+    "personal": (metrics.PERSONAL_BEFORE, metrics.PERSONAL_LOCAL),
+    "global": (metrics.GLOBAL_TEST,),
+}
+"""Word for an accuracy in the line of a round -> the metrics of which the first one measured is shown."""
+
+
+def accuracies(measured: Mapping[str, Summary]) -> list[str]:
+    """The accuracies of a round in words, each with its n: "personal 92.0 % (n = 12)"; equal ones once."""
+    shown: dict[str, str] = {}
+    for word, names in SHOWN.items():
+        if found := next((measured[name] for name in names if name in measured), None):
+            shown.setdefault(f"{units.percent(found.mean)} (n = {found.clients})", word)
+    return [f"{word} {text}" for text, word in shown.items()]
 
 
 def _simulate(
@@ -141,8 +157,8 @@ def _totals(setup: RunSetup, saved: Checkpoint | None) -> RunTotals:
     totals = RunTotals()
     for client, data in setup.study.data().items() if setup.study else ():
         totals.enter(client, len(data.train))
-    for metrics in saved.evaluated.values() if saved else ():
-        totals.measure(metrics)
+    for report in saved.evaluated.values() if saved else ():
+        totals.measure(report)
     return totals
 
 

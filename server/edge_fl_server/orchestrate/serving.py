@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_fl.console.output import print_status
-from edge_fl.errors import ConnectError, DeadlineError, RunError
+from edge_fl.errors import ConnectError, DeadlineError, RunError, nearest
 from edge_fl.wire.egress import STATISTICS
 from edge_fl.wire.topics import Topics
 from edge_fl_server.mqtt import connector
@@ -22,7 +22,7 @@ from edge_fl_server.mqtt.connector import LIMITS, LeaseLimits, ServerConnect, de
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
 from edge_fl_server.orchestrate.statistics_between_runs import StatisticsBetweenRuns
-from edge_fl_server.registry import Database, runs
+from edge_fl_server.registry import Database, fleets, runs
 from edge_fl_server.registry.database import location
 from edge_fl_server.release import ownership
 from edge_fl_server.release.repository import Repository
@@ -69,6 +69,8 @@ class FleetAccess:
         limits: LeaseLimits = LIMITS,
     ) -> Iterator[Server]:
         """Connect a server of this registry for the block. Raises InputError and ConnectError."""
+        if (others := fleets.known(db)) and self.fleet not in others:
+            print_status(f"fleet {self.fleet!r}: a new one{nearest(self.fleet, others)}")
         retained = connector.server_state(self.connect, Topics(self.fleet), limits)
         ownership.require(db, self.fleet, self.home, retained, adopt=self.adopt)
         revoked = denied(self.identity)

@@ -23,8 +23,6 @@ KEPT_COLUMNS = (
     "removed",
 )
 """Columns that a message of the device does not change."""
-NO_BOOT = "none"
-"""The boot of a device whose state is not known."""
 UNKNOWN = DeviceRecord("", "").status
 STANDING = case(
     (devices.c.removed != "", "removed"),
@@ -33,6 +31,8 @@ STANDING = case(
     else_="",
 )
 """Why the reports of a device do not count, "" if they do."""
+HEAD_ONLY = (devices.c.capability["tier"].as_string() == "head") & (STANDING == "")
+"""Devices that receive releases: the head-only ones whose reports count."""
 MAX_SCORE = 1e6
 
 
@@ -48,26 +48,27 @@ def record(db: Database, records: Iterable[DeviceRecord]) -> None:
         {**msgspec.to_builtins(record), "seen_at": at, "first_seen_at": record.first_seen_at or at}
         for record in records
     ]
-    now_s = int(time.time())
-    started = [
-        {"fleet": row["fleet"], "device": row["device"], "boot": row["boot"], "at_s": now_s}
-        for row in rows
-        if row["boot"] not in ("", NO_BOOT)
-    ]
     with db.writing() as connection:
         db.upsert(connection, devices, rows, *KEPT_COLUMNS)
-        db.upsert(connection, boots, started, "at_s")
+
+
+def record_restarts(db: Database, fleet: str, boots_of: Iterable[tuple[str, str]]) -> None:
+    """Store that devices run another process of their agent, by its boot id, and that this was not planned."""
+    now_s = int(time.time())
+    rows = [{"fleet": fleet, "device": device, "boot": boot, "at_s": now_s} for device, boot in boots_of]
+    with db.writing() as connection:
+        db.upsert(connection, boots, rows, "at_s")
 
 
 def restarts(db: Database, fleet: str, since_s: int) -> dict[str, int]:
-    """Device -> the number of agent processes of which a first message came since then."""
+    """Device -> the number of unplanned restarts of its agent since then."""
     mine = boots.c.fleet == fleet
     query = select(boots.c.device, func.count()).where(mine, boots.c.at_s >= since_s)
     return db.pairs(query.group_by(boots.c.device))
 
 
 def forget_boots(db: Database, fleet: str, before_s: int) -> None:
-    """Delete the agent processes first seen before that time."""
+    """Delete the restarts before that time."""
     db.change(delete(boots).where(boots.c.fleet == fleet, boots.c.at_s < before_s))
 
 

@@ -1,11 +1,12 @@
 """Reports in the registry: accepted ones, each counted once, and rejected ones with their reasons."""
 
 import msgspec
-from sqlalchemy import func, select, update
+from sqlalchemy import and_, func, select, update
 
 from edge_fl import metrics
 from edge_fl.wire.messages import Report
 from edge_fl_server.registry.database import Database, now
+from edge_fl_server.registry.registered_devices import HEAD_ONLY
 from edge_fl_server.registry.tables import (
     DeviceRecord,
     RejectionRecord,
@@ -87,10 +88,31 @@ def newest_heads(db: Database, fleet: str) -> dict[str, ReportRecord]:
 
 
 def accuracies_on(db: Database, fleet: str, release: int) -> dict[str, float]:
-    """The newest accuracy of each head-only device on a release."""
+    """The newest accuracy on a release of each head-only device whose reports count."""
     row = reports.c
     mine = (row.fleet == fleet) & (row.kind == "head") & (row.release == release) & row.after.is_not(None)
-    return db.pairs(select(row.device, row.after).where(mine).order_by(row.received_at))
+    counts = and_(devices.c.fleet == row.fleet, devices.c.device == row.device, HEAD_ONLY)
+    query = select(row.device, row.after).join_from(reports, devices, counts).where(mine)
+    return db.pairs(query.order_by(row.received_at))
+
+
+def first_pairs_on(db: Database, fleet: str, release: int) -> dict[str, tuple[float, float]]:
+    """The accuracy of each head-only device before and after its first fit on a release, measured on the same images by both models."""
+    row = reports.c
+    mine = (row.fleet == fleet) & (row.kind == "head") & (row.release == release)
+    mine &= row.before.is_not(None) & row.after.is_not(None)
+    query = (
+        select(row.device, row.before, row.after).where(mine).order_by(row.received_at.desc(), row.id.desc())
+    )
+    return {device: (before, after) for device, before, after in db.rows(query)}
+
+
+def traffic(db: Database, fleet: str, since: str = "") -> dict[str, tuple[int, int, int]]:
+    """By device: the number of its accepted reports since a time (ISO, UTC), the bytes sent with them and received for them."""
+    row = reports.c
+    sums = (func.count(), func.sum(row.bytes_up), func.sum(row.bytes_down))
+    query = select(row.device, *sums).where(row.fleet == fleet, row.received_at >= since).group_by(row.device)
+    return {device: (count, int(up or 0), int(down or 0)) for device, count, up, down in db.rows(query)}
 
 
 def of_release(db: Database, fleet: str, release: int) -> list[ReportRecord]:

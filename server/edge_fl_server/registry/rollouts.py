@@ -5,12 +5,14 @@ rollouts.steer(db, number, "paused")            # the command line, the dashboar
 rollouts.advance(db, rollout, state="paused")   # the running server, once it has paused
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from sqlalchemy import select, update
 
+from edge_fl.errors import InputError
 from edge_fl.release.manifests import Manifest
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.tables import (
@@ -23,6 +25,8 @@ from edge_fl_server.registry.tables import (
     rollouts,
 )
 
+NO_RUN = "none"
+"""The run of a release that no run trained."""
 OVER: frozenset[RolloutState] = frozenset({"completed", "aborted", "rolled_back", "replaced"})
 
 
@@ -85,12 +89,76 @@ def served_release(db: Database, fleet: str, subject: Subject = "extractor") -> 
 
 
 def previous_release(db: Database, fleet: str, release: int, subject: Subject = "extractor") -> int:
-    """The release to go back to from `release` (0: none); from the one that is served, it stays that of its earlier roll-out."""
+    """The release to go back to from `release` (0: none): the served one, and from the served one the newest older good one."""
     served = served_release(db, fleet, subject)
-    if served != release:
-        return served
-    earlier = (one for one in listed(db, fleet, subject) if one.release == release)
-    return next((one.previous for one in earlier if one.previous), 0)
+    return served if served != release else max(_good(listed(db, fleet, subject), release), default=0)
+
+
+class WayBack(Struct, frozen=True):
+    """The roll-back of a whole fleet: from the release `leaves` to the release `to`."""
+
+    leaves: int
+    to: int
+
+
+def way_back(db: Database, fleet: str, release: int = 0, kept: Collection[int] | None = None) -> WayBack:
+    """The roll-back to `release`, by default to the newest older release that is good: the whole fleet has served it, and it was not
+    withdrawn. During a roll-out the fleet leaves its release; a roll-back that is under way goes on.
+
+    kept: the releases whose files exist; None: unknown. Raises InputError if there is no such release.
+    """
+    records, served = listed(db, fleet), served_release(db, fleet)
+    unfinished, leaves = current(db, fleet), served
+    if unfinished:
+        leaves = unfinished.leaves or unfinished.release
+        if unfinished.leaves and release in (0, unfinished.release):
+            return WayBack(leaves, unfinished.release)
+    elif (newest := next((one for one in records if one.state == "completed"), None)) and newest.where:
+        leaves = max(newest.release, served)  # some devices have another release than the fleet
+    taken_back = withdrawn(records)
+    found = _good(records, leaves) | ({served} if 0 < served < leaves else set())
+    if release:
+        if release == served == leaves:
+            raise InputError(f"release {release}: the fleet serves it already")
+        if release >= leaves:
+            raise InputError(
+                f"release {release}: not older than release {leaves}, expected an older one;"
+                f" to roll it out: edge-fl release rollout {release}"
+            )
+        if release in taken_back:
+            raise InputError(
+                f"release {release}: {taken_back[release].withdrawal}; expected one that was not"
+            )
+        found = {release}
+    usable = found if kept is None else found & {*kept}
+    if not usable:
+        reasons = {number: record.withdrawal for number, record in taken_back.items() if number < leaves}
+        reasons |= dict.fromkeys(found, "its files are not kept")
+        because = "".join(
+            f"; release {number}: {reasons[number]}" for number in sorted(reasons, reverse=True)
+        )
+        raise InputError(
+            f"fleet {fleet!r}: no older release than {leaves} to go back to{because}"
+            if leaves
+            else f"fleet {fleet!r}: no release was rolled out to it, so there is none to go back to"
+        )
+    return WayBack(leaves, max(usable))
+
+
+def _good(records: Collection[RolloutRecord], below: int) -> set[int]:
+    """The releases below this number that a whole fleet has served, and that were not withdrawn."""
+    completed = {record.release for record in records if record.state == "completed" and not record.where}
+    return {release for release in completed - withdrawn(records).keys() if release < below}
+
+
+def titled(db: Database, fleet: str, release: int) -> str:
+    """A release with what it is: its method, where it is from and when it was published."""
+    query = select(releases).where(releases.c.fleet == fleet, releases.c.release == release)
+    if (record := db.one(query, ReleaseRecord)) is None:
+        return f"release {release}"
+    origin = "from no run" if record.run == NO_RUN else f"round {record.round} of {record.run}"
+    at = record.published_at[:16].replace("T", " ")
+    return f"release {release} ({record.method}, {origin}, published {at} UTC)"
 
 
 def left_release(db: Database, fleet: str, served: int) -> int:
@@ -102,14 +170,22 @@ def left_release(db: Database, fleet: str, served: int) -> int:
     return 0
 
 
-def rolled_back(records: Iterable[RolloutRecord]) -> frozenset[int]:
-    """The releases that a roll-back left, of roll-outs newest first, if they were not rolled out again afterwards."""
-    left: dict[int, bool] = {}
+def withdrawn(records: Iterable[RolloutRecord]) -> dict[int, RolloutRecord]:
+    """Release -> the roll-out in which it was aborted or rolled back, or the roll-back that left it, of roll-outs newest first.
+
+    Without releases that were rolled out again afterwards. A roll-back that a person aborts says nothing about the release that it is to.
+    """
+    newest: dict[int, RolloutRecord | None] = {}
     for record in records:
-        if record.state in ("completed", "rolled_back") and not record.where:
-            left.setdefault(record.leaves, True)
-            left.setdefault(record.release, False)
-    return frozenset(release for release, back in left.items() if back and release)
+        if record.state == "completed":
+            newest.setdefault(record.release, None)
+            if record.leaves and not record.where:
+                newest.setdefault(record.leaves, record)
+        elif record.state == "rolled_back" or (
+            record.state == "aborted" and (record.by_gate or not record.leaves)
+        ):
+            newest.setdefault(record.release, record)
+    return {release: record for release, record in newest.items() if record and release}
 
 
 def current(db: Database, fleet: str, subject: Subject = "extractor") -> RolloutRecord | None:
@@ -132,7 +208,7 @@ def published(fleet: str, manifest: Manifest) -> ReleaseRecord:
         round=manifest.round,
         method=manifest.method,
         extractor=manifest.extractor.sha256,
-        bytes=manifest.extractor.bytes,
+        bytes=manifest.bytes,
     )
 
 

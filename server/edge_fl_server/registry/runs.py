@@ -1,10 +1,11 @@
 """Runs, their rounds and the requests to devices in the registry. A run ends once, in one state; so does a request."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 
 import msgspec
-from sqlalchemy import Update, select, update
+from msgspec import Struct
+from sqlalchemy import Update, func, select, update
 
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.tables import (
@@ -13,6 +14,7 @@ from edge_fl_server.registry.tables import (
     RoundRecord,
     RunEnd,
     RunRecord,
+    reports,
     requests,
     rounds,
     runs,
@@ -24,6 +26,17 @@ MEASURING = ("evaluate", "personalise")
 
 MAX_NAMES = 8  # devices named per reason
 ABANDONED = "its server ended without stopping the run"
+
+
+class RunTraffic(Struct, frozen=True):
+    """Bytes that the devices of a run received and sent, as they count them: payloads of releases, models, updates, reports and sums.
+
+    `rounds` has both by round, without sums.
+    """
+
+    down: int = 0
+    up: int = 0
+    rounds: Mapping[int, tuple[int, int]] = {}
 
 
 def begin(db: Database, run: RunRecord) -> None:
@@ -70,6 +83,23 @@ def record_round(db: Database, record: RoundRecord) -> None:
         seconds = record.seconds + (connection.execute(earlier).scalar() or 0.0)
         row = {**msgspec.to_builtins(record), "seconds": seconds, "ended_at": record.ended_at or now()}
         db.upsert(connection, rounds, [row])
+
+
+def record_sum(db: Database, run: str, bytes: int) -> None:
+    """Store what devices sent for the run's sum of class statistics; one repeated after a resume replaces it."""
+    db.change(update(runs).where(runs.c.run == run).values(sums_bytes=bytes))
+
+
+def traffic(db: Database, run: RunRecord) -> RunTraffic:
+    """What devices received and sent for a run until its end, from the reports that were accepted."""
+    report = reports.c
+    mine = report.run == run.run
+    if run.ended_at:  # a later fit on one of its releases is not part of it
+        mine &= report.received_at <= run.ended_at
+    query = select(report.round, func.sum(report.bytes_down), func.sum(report.bytes_up)).where(mine)
+    rounds = {round: (down, up) for round, down, up in db.rows(query.group_by(report.round))}
+    down, up = (sum(pair[place] for pair in rounds.values()) for place in (0, 1))
+    return RunTraffic(down, up + run.sums_bytes, rounds)
 
 
 def count_verdict(db: Database, fleet: str, outcome: str, named: int) -> None:

@@ -31,6 +31,8 @@ RequestState = Literal["queued", "succeeded", "failed", "timed_out", "rejected",
 DesiredRolloutState = Literal["running", "paused", "aborted", "rolled_back"]
 RolloutState = Literal["running", "paused", "completed", "aborted", "rolled_back", "replaced"]
 Subject = Literal["extractor", "agent"]
+BY_HAND, COMMAND_ENDED = "by hand", "its command ended"
+"""Reasons of a roll-out that no gate stopped."""
 metadata = MetaData()
 TYPES = {
     inspect.StrType: Text,
@@ -96,7 +98,10 @@ class DeviceRecord(Struct, frozen=True):
 
 
 class RunRecord(Struct, frozen=True):
-    """One run on a fleet. `desired` "stopped" requests its server to stop after the current round."""
+    """One run on a fleet. `desired` "stopped" requests its server to stop after the current round.
+
+    `sums_bytes`: what devices sent for a sum of class statistics, which no report counts.
+    """
 
     run: str
     fleet: str
@@ -110,6 +115,7 @@ class RunRecord(Struct, frozen=True):
     desired: Literal["running", "stopped"] = "running"
     created_at: str = ""
     ended_at: str = ""
+    sums_bytes: int = 0
 
 
 class RoundRecord(Struct, frozen=True):
@@ -120,8 +126,6 @@ class RoundRecord(Struct, frozen=True):
     selected: int
     responded: int
     seconds: float
-    bytes_down: int = 0
-    bytes_up: int = 0
     metrics: dict[str, float | None] = {}
     clients: dict[str, int] = {}
     ended_at: str = ""
@@ -182,7 +186,7 @@ class RejectionRecord(Struct, frozen=True):
 
 
 class ReleaseRecord(Struct, frozen=True):
-    """One release: the run and round it came from, and the sha256 and size of its extractor."""
+    """One release: the run and round it came from, and the sha256 of its extractor, and the bytes that a device downloads."""
 
     fleet: str
     release: int
@@ -277,6 +281,21 @@ class RolloutRecord(Struct, frozen=True):
         return where
 
     @property
+    def by_gate(self) -> bool:
+        """Whether a gate aborted or paused it, not a person or the end of its command."""
+        return self.state in ("aborted", "paused") and self.reason not in ("", BY_HAND, COMMAND_ENDED)
+
+    @property
+    def withdrawal(self) -> str:
+        """Who took its release back, when and why, for a roll-out that was aborted, rolled back or is a roll-back."""
+        at = f"on {self.changed_at[:16].replace('T', ' ')} UTC"
+        if self.state != "aborted":
+            to = self.previous if self.state == "rolled_back" else self.release
+            return f"rolled back to release {to} {at}"
+        stage = f"in stage {self.stage + 1} of {len(self.shares)}"
+        return f"aborted by {'a gate' if self.by_gate else 'hand'} {at} {stage}{f': {self.reason}' * self.by_gate}"
+
+    @property
     def leaves(self) -> int:
         """The release from which it takes devices back to an older one (0: it is no roll-back)."""
         if self.state == "rolled_back":
@@ -296,6 +315,26 @@ class RolloutRecord(Struct, frozen=True):
     def explanation(self) -> str:
         """Its `back` and `reason`."""
         return "; ".join(filter(None, (self.back, self.reason)))
+
+
+class HistoryRecord(Struct, frozen=True):
+    """A fleet at one time, in seconds since 1970: its devices, those connected, and the release in service (0: none).
+
+    `served` is the mean accuracy of the `served_n` head-only devices that serve this release, `fleets_head` that of the fleet's head on the
+    same images of `fleets_head_n` of them, and `full` that of the newest models of `full_n` full devices.
+    """
+
+    fleet: str
+    at_s: int
+    devices: int
+    online: int
+    release: int = 0
+    served: float | None = None
+    served_n: int = 0
+    fleets_head: float | None = None
+    fleets_head_n: int = 0
+    full: float | None = None
+    full_n: int = 0
 
 
 def _table(name: str, record: type[Struct], *key: str) -> Table:
@@ -335,6 +374,7 @@ rejections = _table("rejections", RejectionRecord, "number")
 releases = _table("releases", ReleaseRecord, "fleet", "release")
 rollouts = _table("rollouts", RolloutRecord, "number")
 tokens = _table("tokens", TokenRecord, "fleet", "name")
+history = _table("history", HistoryRecord, "fleet", "at_s")
 audit = _table("audit", AuditRecord, "number")
 Index("tokens_by_sha256", tokens.c.sha256)
 Index("audit_by_time", audit.c.fleet, audit.c.at)
@@ -351,7 +391,8 @@ servers = _plain(
 Times are seconds since 1970 by the database's clock, which all processes share.
 """
 groups = _plain("groups", "fleet name", texts="selector")
-boots = _plain("boots", "fleet device boot", integers="at_s")  # by the clock of the server
+boots = _plain("boots", "fleet device boot", integers="at_s")
+"""Unplanned restarts of agents: the boot id of the new process, and when it was seen by the clock of the server."""
 tags = _plain("tags", "fleet device key", texts="value")
 """Value "": removed by the operator, so that an enrolment does not bring it back."""
 settings = _plain("settings", "fleet device key", texts="value", integers="serial")

@@ -56,6 +56,15 @@ def sign(repository: Repository, files: Sequence[Path], *, downgrade: bool = Fal
     return release
 
 
+def withdrawn(repository: Repository, files: Sequence[Path]) -> int:
+    """The number of the newest kept agent release with exactly these wheels, if it was withdrawn; 0 if not. Raises InputError."""
+    wheels = [
+        _described(name, payload) for name, payload in sorted((path.name, _read(path)) for path in files)
+    ]
+    same = next((one for one in reversed(listed(repository)) if one.wheels == wheels), None)
+    return same.number if same and same.withdrawn else 0
+
+
 def withdraw(repository: Repository, number: int) -> bool:
     """Sign that devices may return from an agent release to an earlier version; whether that is new."""
     with repository.locked():

@@ -362,6 +362,11 @@ class Results:
             atomic.write(self.path / name, content)
 
 
+def folder_of(run: str, runs: Path) -> Path:
+    """The folder of a run that is given by its name in `runs`, or by its folder."""
+    return Path(run) if Path(run).is_dir() or Path(run).name != run else runs / run
+
+
 def list_runs(root: Path) -> list[RunInfo]:
     """The runs below `root`, newest first. Other folders and damaged runs are skipped."""
     runs = []

@@ -1,13 +1,14 @@
 """Which means may be compared: each has its n, a round counts only if enough clients measured it, and differences are paired."""
 
 from collections.abc import Mapping, Sequence
-from math import isfinite, nan, sqrt
+from math import isfinite, isnan, nan, sqrt
 from typing import TypeVar
 
 import numpy as np
 from msgspec import Struct
 
 from edge_fl import metrics
+from edge_fl.console import units
 from edge_fl.metrics import Summary
 
 LEAST_SHARE = 0.5
@@ -29,6 +30,22 @@ class Paired(Struct, frozen=True):
     n: int
     before: float = nan
     after: float = nan
+
+    @property
+    def words(self) -> str:
+        """The difference with its interval and n: "+2.1 points (95 % CI +0.7 to +3.5, n = 12)"."""
+        low, high = (units.points(end).removesuffix(" points") for end in (self.low, self.high))
+        interval = "" if isnan(self.low) else f"95 % CI {low} to {high}, "
+        return f"{units.points(self.mean)} ({interval}n = {self.n:,})"
+
+    @property
+    def meaning(self) -> str:
+        """Whether the difference is more than chance."""
+        if isnan(self.low):
+            return "one device: too few to tell from chance"
+        if self.low <= 0 <= self.high:
+            return "not distinguishable from chance"
+        return "better, beyond chance" if self.mean > 0 else "worse, beyond chance"
 
 
 def paired(before: Mapping[K, float], after: Mapping[K, float]) -> Paired | None:

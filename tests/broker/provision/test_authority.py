@@ -194,8 +194,8 @@ def test_rotation_leaves_the_old_certificate_valid(authority: Authority, tmp_pat
 
 
 def test_the_commands_show_no_key_and_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    home = ["--home", str(tmp_path)]
-    assert main(["fleet", "enrol", "--baked", "-n", "2", *home]) == 0
+    home = ["--identities", str(tmp_path)]
+    assert main(["fleet", "enrol", "--baked", "--count", "2", *home]) == 0
     assert main(["fleet", "enrol", "pi-7", *home]) == 0
     assert main(["fleet", "rotate", str(tmp_path / "devices/device-000"), *home]) == 0
     assert main(["fleet", "revoke", "device-001", "pi-7", *home]) == 0
@@ -212,7 +212,7 @@ def test_the_commands_show_no_key_and_no_secret(tmp_path: Path, capsys: pytest.C
         ("device-000", "valid"),
     ]
     assert main(["fleet", "enrol", "device-000", "--baked", *home]) == 4
-    assert main(["fleet", "certificates", "--home", str(tmp_path / "none")]) == 4
+    assert main(["fleet", "certificates", "--identities", str(tmp_path / "none")]) == 4
 
 
 def test_a_person_gets_ninety_days_and_keeps_the_name_when_renewed(
@@ -257,9 +257,73 @@ def test_the_second_identity_of_a_releaser_ends_with_the_first(authority: Author
 def test_the_operators_identity_beside_the_ca_is_short_lived_and_renewed(
     authority: Authority, clock: Clock
 ) -> None:
-    first = authority.operator()
-    assert first and (first.role, first.expires - NOW) == ("admin", timedelta(days=90))
+    folder = authority.home / "operator"
+    first, due = identity.read(folder), authority.renew_own()
+    assert (first.role, first.expires - NOW, due) == ("admin", timedelta(days=90), first.renew_at)
     clock.now = NOW + timedelta(days=61)
-    renewed = authority.operator()
-    assert renewed and renewed.serial != first.serial and renewed == authority.operator()
-    assert identity.read(renewed.folder / "reader").expires == renewed.expires
+    authority.renew_own()
+    renewed = identity.read(folder)
+    assert renewed.serial != first.serial
+    authority.renew_own()
+    assert identity.read(folder) == renewed
+    assert identity.read(folder / "reader").expires == renewed.expires
+
+
+@pytest.mark.parametrize("folder", ["server", "server/reader", "registrar"])
+def test_identities_beside_the_ca_are_renewed_before_they_end(
+    authority: Authority, clock: Clock, folder: str
+) -> None:
+    first = identity.read(authority.home / folder)
+    clock.now = first.renew_at - timedelta(days=1)
+    authority.renew_own()
+    assert identity.read(authority.home / folder) == first
+    clock.now = first.renew_at
+    authority.renew_own()
+    assert identity.read(authority.home / folder).expires - clock.now == LIFE
+
+
+@pytest.mark.parametrize("end", ["expired", "revoked"])
+def test_a_name_whose_certificate_ended_is_enrolled_again_in_its_own_folder(
+    authority: Authority, clock: Clock, tmp_path: Path, end: str
+) -> None:
+    place = {"pi-1": tmp_path / "pi-1"}
+    (first,) = authority.bake(place)
+    with pytest.raises(ConfigError, match="has a certificate"):
+        authority.claim(place)
+    if end == "revoked":
+        authority.revoke("pi-1")
+    else:
+        clock.now = first.expires
+    (claim,) = authority.claim(place)
+    assert (claim.role, claim.device) == ("claim", "pi-1")
+    (tmp_path / "pi-2").mkdir()
+    (tmp_path / "pi-2" / "own.txt").touch()
+    with pytest.raises(ConfigError, match="exists already"):
+        authority.claim({"pi-2": tmp_path / "pi-2"})
+
+
+def test_certificates_that_end_soon_and_what_renews_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = ["--home", str(tmp_path)]
+
+    def listed(*options: str) -> dict[str, str]:
+        capsys.readouterr()
+        assert main(["fleet", "certificates", *options, "--format", "json", *home]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        return {row["name"].partition("-")[0]: str(row["renewal"]) for row in rows}
+
+    assert main(["fleet", "enrol", "--baked", "pi-1", *home]) == 0
+    assert main(["fleet", "enrol", "pi-2", *home]) == 0
+    assert main(["fleet", "enrol", "--role", "viewer", "ann", *home]) == 0
+    every, soon = listed(), listed("--within", "100d")
+    assert {*every} == {"server", "reader", "operator", "registrar", "broker", "pi", "claim", "viewer"}
+    assert {*soon} == {"operator", "reader", "claim", "viewer"}
+    assert every["pi"].startswith("by the device from ") and "redeems it once" in every["claim"]
+    assert {
+        every[name][: every[name].index(" from")] for name in ("server", "operator", "broker", "registrar")
+    } == {"by edge-fl broker up"}
+    assert every["viewer"] == "by hand: edge-fl fleet rotate"
+    assert main(["fleet", "rotate", str(tmp_path / "people/viewer-ann"), "--days", "300", *home]) == 0
+    assert "viewer" not in listed("--within", "100d"), "the one that was replaced is not in use"
+    assert main(["fleet", "certificates", "--within", "soon", *home]) == 4

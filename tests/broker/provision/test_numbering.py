@@ -10,7 +10,7 @@ from edge_fl_broker.provision.authority import Authority
 
 
 def enrol(home: Path, *options: str) -> int:
-    return cli.main(["fleet", "enrol", "--home", str(home), *options])
+    return cli.main(["fleet", "enrol", "--identities", str(home), *options])
 
 
 def folders(home: Path) -> list[str]:
@@ -21,12 +21,12 @@ def test_fifty_more_devices_continue_the_numbers_and_those_of_removed_ones_are_n
     tmp_path: Path,
 ) -> None:
     home = tmp_path / "ca"
-    assert enrol(home, "-n", "3") == 0 == enrol(home, "-n", "2")
+    assert enrol(home, "--count", "3") == 0 == enrol(home, "--count", "2")
     assert folders(home) == [f"device-00{number}" for number in range(5)]
     authority = Authority.open(home)
     authority.revoke("device-004")
     shutil.rmtree(home / "devices" / "device-004")
-    assert enrol(home, "-n", "50") == 0
+    assert enrol(home, "--count", "50") == 0
     assert folders(home) == [f"device-{number:03d}" for number in (0, 1, 2, 3, *range(5, 55))]
 
 
@@ -34,9 +34,9 @@ def test_numbers_follow_a_fleets_own_names_and_other_prefixes_and_folders_are_co
     tmp_path: Path,
 ) -> None:
     home = tmp_path / "ca"
-    assert enrol(home, "pi-07", "pi-08", "pi-x1", "-n", "2", "--prefix", "pi-") == 0
+    assert enrol(home, "pi-07", "pi-08", "pi-x1", "--count", "2", "--prefix", "pi-") == 0
     (home / "devices" / "cam-4").mkdir()  # of another authority
-    assert enrol(home, "-n", "1", "--prefix", "cam-") == 0 == enrol(home, "-n", "1")
+    assert enrol(home, "--count", "1", "--prefix", "cam-") == 0 == enrol(home, "--count", "1")
     assert folders(home) == [
         "cam-4", "cam-5", "device-000", "pi-07", "pi-08", "pi-09", "pi-10", "pi-x1",
     ]  # fmt: skip

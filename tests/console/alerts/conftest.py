@@ -13,8 +13,6 @@ import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
-from tests.server.registry.conftest import database_url  # noqa: F401
-
 
 class MailSink:
     """Accepts every mail; `received` are (subject, body)."""

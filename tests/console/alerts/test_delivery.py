@@ -18,7 +18,7 @@ from edge_fl_console.alerts import stored, watcher
 from edge_fl_console.alerts.rules import AlertSettings, Rule, RulePlace
 from edge_fl_console.alerts.watcher import Channel, Evaluator, Sender
 from edge_fl_server.children import CommandProcesses
-from edge_fl_server.registry import Database, registered_devices
+from edge_fl_server.registry import Database, registered_devices, rollouts
 from edge_fl_server.registry.tables import DeviceRecord
 from tests.console.alerts.conftest import HookSink, MailSink
 
@@ -94,6 +94,44 @@ def test_a_killed_server_sends_no_alert_again(
         children.start("second", "server", "up", *options)
         assert eventually(lambda: all(len(received) > 1 for received in sinks), 120), lines
     assert [stripped(received) for received in sinks] == [[RAISED, RESOLVED]] * 2
+
+
+def test_every_stop_of_a_roll_out_is_sent_with_its_own_numbers(
+    place: RulePlace, hook: tuple[HookSink, str]
+) -> None:
+    """Two aborts of one release, and an agent's roll-out that pauses twice, all within a minute."""
+    settings = AlertSettings(rules={"rollout": Rule("rollout")}, group_s=0)
+    evaluator, sender = Evaluator(place, settings), Sender(place, settings, Channel.open("hook", hook[1]))
+
+    def stopped(number: int, state: str, reason: str) -> None:
+        record = rollouts.get(place.db, number)
+        assert record and rollouts.advance(place.db, record, state=state, reason=reason)
+        evaluator.look()
+        sender.send()
+
+    for lost in (41, 12):
+        stopped(rollouts.begin(place.db, "main", 7), "aborted", f"mean: -{lost} points")
+    agent = rollouts.begin(place.db, "main", 2, subject="agent")
+    for succeeded in (1, 2):
+        stopped(agent, "paused", f"stage 1: {succeeded} of 4 devices succeeded")
+    sent = [line for _, body in hook[0].received for line in body.strip().splitlines()]
+    assert [line for line in sent if "resolved" not in line] == [
+        "rollout: release 7, roll-out 1: roll-out aborted: mean: -41 points",
+        "rollout: release 7, roll-out 2: roll-out aborted: mean: -12 points",
+        "rollout: agent release 2, roll-out 3: roll-out paused: stage 1: 1 of 4 devices succeeded",
+        "rollout: agent release 2, roll-out 3: roll-out paused: stage 1: 2 of 4 devices succeeded",
+    ]
+
+
+def test_two_aborts_in_one_message_have_a_line_each(place: RulePlace, hook: tuple[HookSink, str]) -> None:
+    settings = AlertSettings(rules={"rollout": Rule("rollout")}, group_s=0)
+    for lost in (41, 12):
+        record = rollouts.get(place.db, rollouts.begin(place.db, "main", 7))
+        assert record and rollouts.advance(place.db, record, state="aborted", reason=f"mean: -{lost} points")
+    Evaluator(place, settings).look()
+    Sender(place, settings, Channel.open("hook", hook[1])).send()
+    ((title, body),) = hook[0].received
+    assert title == "Fleet main: 2 alerts" and "-41 points" in body and "-12 points" in body
 
 
 def test_an_unavailable_channel_is_named_delays_no_other_and_gets_the_alert_later(

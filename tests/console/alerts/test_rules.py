@@ -11,7 +11,15 @@ from edge_fl.wire.messages import Report
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_console.alerts import rules
 from edge_fl_console.alerts.rules import KINDS, RulePlace
-from edge_fl_server.registry import Database, fleets, registered_devices, registered_reports, rollouts
+from edge_fl_console.failure_texts import alerted
+from edge_fl_server.registry import (
+    Database,
+    fleets,
+    registered_devices,
+    registered_reports,
+    rollouts,
+    tables,
+)
 from edge_fl_server.registry.tables import DeviceRecord, RejectionRecord, devices, servers
 
 HOUR_S, DAY_S = 3600, 86_400
@@ -73,7 +81,7 @@ def test_devices_with_drift_quarantine_a_full_disk_or_an_old_certificate_are_nam
     assert found(place, "drift") == {"a": "images drifted by 2.5 standard deviations"}
     assert found(place, "drift", 3.0) == {}
     assert found(place, "quarantine") == {"c": "flooding"}
-    assert found(place, "disk") == {"a": "90 MB free", "b": "disk is full"}
+    assert found(place, "disk") == {"a": "90 MB free", "b": alerted("enospc")}
     assert (found(place, "certificate") or {}).keys() == {"a"}
 
 
@@ -100,12 +108,10 @@ def test_the_servers_disk_and_the_certificates_next_to_it_are_watched(tmp_path: 
     assert "MB free at " in (found(place, "disk", 1e12) or {})["server"]
 
 
-def test_an_agent_that_starts_again_and_again_is_named(place: RulePlace) -> None:
-    for number in range(7):
-        add(place, "a", boot=f"boot-{number}")
-        add(place, "a", "lost", boot=f"boot-{number}")
-        add(place, "b", boot="boot")
-    assert found(place, "restarts") == {"a": "7 starts of the agent in an hour"}
+def test_an_agent_that_restarts_again_and_again_is_named(place: RulePlace) -> None:
+    for number in range(6):
+        registered_devices.record_restarts(place.db, "main", [("a", f"boot-{number}"), ("b", "boot")])
+    assert found(place, "restarts") == {"a": "6 unplanned restarts of the agent in an hour"}
     registered_devices.forget_boots(place.db, "main", int(time.time()) + 1)
     assert found(place, "restarts") == {}
 
@@ -117,22 +123,39 @@ def test_a_roll_out_that_paused_or_was_aborted_is_named_until_it_goes_on(place: 
         (
             "paused",
             "stage 1: 2 of 4 devices succeeded",
-            {"release 7": "roll-out paused: stage 1: 2 of 4 devices succeeded"},
+            {"release 7, roll-out 1": "roll-out paused: stage 1: 2 of 4 devices succeeded"},
         ),
         ("aborted", "by hand", {}),
-        ("aborted", "accuracy", {"release 7": "roll-out aborted: accuracy"}),
+        ("aborted", "accuracy", {"release 7, roll-out 1": "roll-out aborted: accuracy"}),
     ):
         record = rollouts.get(place.db, number)
         assert record is not None
         rollouts.advance(place.db, record, state=state, reason=reason)
         assert found(place, "rollout") == expected
     rollouts.begin(place.db, "main", 8)
+    assert list(found(place, "rollout") or ()) == ["release 7, roll-out 1"]  # for a minute
+    with place.db.writing() as connection:
+        connection.execute(tables.rollouts.update().values(changed_at="2026-11-20T14:03:00.000+00:00"))
     assert found(place, "rollout") == {}
 
 
+def test_a_roll_out_of_an_agent_that_paused_is_named_next_to_one_of_an_extractor(place: RulePlace) -> None:
+    for subject in ("extractor", "agent"):
+        number = rollouts.begin(place.db, "main", 7, subject=subject)
+        record = rollouts.get(place.db, number)
+        assert record and rollouts.advance(place.db, record, state="paused", reason=f"of {subject}")
+    assert found(place, "rollout") == {
+        "release 7, roll-out 1": "roll-out paused: of extractor",
+        "agent release 7, roll-out 2": "roll-out paused: of agent",
+    }
+
+
 def test_a_falling_bottom_decile_is_measured_on_the_same_devices(place: RulePlace) -> None:
+    for device in range(21):
+        add(place, f"d{device}", capability={"tier": "head"})
+    registered_devices.remove(place.db, "main", "d20", "decommissioned")
     for release, lost in ((1, 0.0), (2, 0.2)):
-        for device in range(20):
+        for device in range(21):
             accuracy = 0.9 - (lost if device < 4 else 0.0)
             report = Report(
                 f"rel-{release}", "head", "b", 9, {"accuracy": accuracy}, release=release, head="svm"

@@ -11,9 +11,10 @@ from sqlalchemy import Table, update
 from edge_fl import metrics
 from edge_fl.metrics import Summary
 from edge_fl.wire.messages import Capability
-from edge_fl_server.registry import Database, registered_reports, registered_tags, tables
+from edge_fl_server.registry import Database, history, registered_reports, registered_tags, tables
 from edge_fl_server.registry.tables import (
     DeviceRecord,
+    HistoryRecord,
     RejectionRecord,
     ReleaseRecord,
     ReportRecord,
@@ -203,13 +204,20 @@ def _runs(db: Database, cohort: list[int], folder: Path) -> None:
                 metrics=summary,
             )
             file.write(round_metrics.encode(line).decode())
+            updates = (
+                ReportRecord(
+                    "main", name(one), f"t-{number}", "toy-1", number, "update", 90, seconds=2.0, bytes_down=60_000,
+                    bytes_up=59_000, received_at=after_round(number),
+                )
+                for one in responded
+            )  # fmt: skip
+            add(db, tables.reports, *updates)
             means = {metric: one.mean for metric, one in summary.items()}
             add(
                 db,
                 tables.rounds,
                 RoundRecord(
-                    "toy-1", number, n, len(responded), 3.1 + number % 5 / 5, 60_000 * n, 59_000 * len(responded),
-                    means, dict.fromkeys(means, n), after_round(number),
+                    "toy-1", number, n, len(responded), 3.1 + number % 5 / 5, means, dict.fromkeys(means, n), after_round(number),
                 ),
             )  # fmt: skip
     if cohort:
@@ -234,6 +242,22 @@ def _runs(db: Database, cohort: list[int], folder: Path) -> None:
         with db.writing() as connection:
             mine = tables.rejections.c.id == f"t-{number}"
             connection.execute(update(tables.rejections).where(mine).values(received_at=after_round(number)))
+
+
+def past(db: Database, devices: int) -> None:
+    """The fleet's history of a day, with an hour without a server: devices joined, and release 2 was better than release 1."""
+    now_s = int(datetime.now(UTC).timestamp())
+    for minute in (*range(1440, 60, -10), *range(60, 0, -1)):
+        if 600 <= minute < 660:
+            continue
+        known = devices - minute * devices // 2000
+        release = 1 if minute > 900 else 2 if minute > 300 else 3
+        served, of_fleets = 0.78 + 0.04 * release + 0.01 * np.sin(minute), 0.74 + 0.02 * release
+        row = HistoryRecord(
+            "main", now_s - 60 * minute, known, known - known // 10 - minute % 3, release, float(served),
+            7 * known // 10, of_fleets, known // 2, accuracy(12 - minute // 120), min(20, devices // 5),
+        )  # fmt: skip
+        history.record(db, row)
 
 
 def evaluate(db: Database, devices: int) -> None:

@@ -64,7 +64,44 @@ def test_a_roll_back_states_how_many_devices_return_to_which_release(context: Pa
     assert "12 devices (1 of them when it connects) will return from release 2 to release 1" in asked.text
     number = rollouts.begin(context.db, "main", 2, previous=1)
     asked = actions.ACTIONS["rollback"].ask(context, str(number))
-    assert asked.title == "Roll back to release 1?" and asked.text.startswith("12 devices (1 of them")
+    assert asked.title == "Roll back to release 1?" and ". 12 devices (1 of them" in asked.text
+    assert asked.text.startswith("release 2 (fedrep, round 2 of toy, published 20")
+    assert " UTC) → release 1 (fedrep, round 1 of toy, published 20" in asked.text
+
+
+LOSS = "mean: accuracy changed by -41.0 points, in the bottom decile of 3 devices by -60.0"
+
+
+def test_a_release_that_a_gate_aborted_says_so_in_row_button_and_dialog(context: PageContext) -> None:
+    released.record_release(context.db, ReleaseRecord("main", 3, "toy", 3, "fedrep", "0" * 64, 100))
+    number = rollouts.begin(context.db, "main", 3, previous=2, plan={"stages": [0.5, 1.0]})
+    rollouts.advance(context.db, rollouts.get(context.db, number), state="aborted", reason=LOSS)
+    row = releases.read(context.db, "main", frozenset({1, 2, 3})).releases[3]
+    (cell,) = (column.draw(row) for column in releases.RELEASES if column.name == "start")
+    assert "aborted by a gate on 20" in cell and f"UTC in stage 1 of 2: {LOSS}" in cell
+    assert 'data-act="again:3"' in cell and "Roll out again" in cell and "start:3" not in cell
+    asked = actions.ACTIONS["again"].ask(context, "3")
+    assert (asked.title, asked.word, asked.danger) == ("Roll out release 3 again?", "Roll out again", True)
+    assert asked.text.startswith("It was aborted by a gate on ") and LOSS in asked.text
+    with pytest.raises(InputError, match="release 3: aborted by a gate"):
+        actions.ACTIONS["start"].do(context, "3")
+    assert actions.recorded_as(context, "again", "3") == "start"
+    assert "Roll-out of release 3 requested" in actions.ACTIONS["again"].do(context, "3")
+    assert rollouts.current(context.db, "main").release == 3
+
+
+def test_the_way_back_is_the_one_of_the_command(context: PageContext) -> None:
+    """Neither the button nor what a browser sends goes back to the release that was left."""
+    kept = frozenset({1, 2})
+    number = int(rollouts.begin(context.db, "main", 1, previous=2))
+    with pytest.raises(InputError, match="the roll-back from release 2 is under way already"):
+        actions.ACTIONS["rollback"].do(context, str(number))
+    rollouts.advance(context.db, rollouts.get(context.db, number), state="completed")
+    page = releases.read(context.db, "main", kept)
+    assert (page.served, page.back) == (1, 0)
+    assert "start:2" not in releases.current(page)
+    with pytest.raises(InputError, match="release 2: rolled back to release 1 on"):
+        actions.ACTIONS["start"].do(context, "2")
 
 
 def test_without_a_server_the_answer_names_the_command_that_acts_now(context: PageContext) -> None:

@@ -545,7 +545,13 @@ def test_metrics_are_read_by_prometheus_own_parser(db: Database) -> None:
     assert [s.value for s in families["edge_fl_dropped_messages"].samples] == [42]
     lasted = {s.name: s.value for s in families["edge_fl_round_duration_seconds"].samples}
     assert lasted["edge_fl_round_duration_seconds_count"] == filled.ROUNDS
-    assert sum(s.value for s in families["edge_fl_bytes"].samples) == (96 * 3 - 1) * 52_900
+    updates = sum(row.responded for row in runs.rounds_of(db, "toy-1"))
+    moved = (96 * 3 - 1) * 52_900 + 119_000 * updates
+    assert sum(s.value for s in families["edge_fl_bytes"].samples) == moved
+    page = run.read(db, "main", "toy-1")
+    assert page is not None and page.traffic.down + page.traffic.up == moved  # all was for this run
+    assert sum(row.down + row.up for row in page.rounds) == moved
+    assert f"{units.size(page.traffic.down)} down, {units.size(page.traffic.up)} up" in run.summary(page)
 
 
 def test_metrics_are_named_as_prometheus_requires(db: Database) -> None:

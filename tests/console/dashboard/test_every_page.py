@@ -43,6 +43,7 @@ def empty(db: Database, folder: Path) -> None:
 def offline(db: Database, folder: Path) -> None:
     filled.fill(db, 60, folder)
     filled.evaluate(db, 60)
+    filled.past(db, 60)
     fleets.begin(db, "main", 1)
     fleets.end(db, "main", 1)
 
@@ -123,6 +124,7 @@ def test_pictures_for_the_readme(browser: Any, tmp_path: Path) -> None:
     with closing(Database.open(registry)) as db, dashboard(registry) as service:
         filled.fill(db, 24, tmp_path)
         filled.evaluate(db, 24)
+        filled.past(db, 24)
         fleets.begin(db, "main", 1)
         with visiting(browser, service.address) as visit:
             for scheme in ("light", "dark"):

@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edge_fl import metrics
 from edge_fl.metrics import Summary
+from edge_fl_console import accuracy
 from edge_fl_console.dashboard import charts, prometheus
 from edge_fl_console.dashboard.pages import device, releases, run
 from edge_fl_server.registry import Database, registered_devices, registered_reports, rollouts, runs
@@ -36,7 +37,13 @@ def db(tmp_path: Path) -> Database:
 
 
 def head(db: Database, device: str, id: str, after: float | None, before: float | None = None) -> None:
+    serves(db, device, 2)
     registered_reports.accept(db, ReportRecord("main", device, id, "toy", 1, "head", 9, {}, before, after, 2))
+
+
+def serves(db: Database, device: str, release: int) -> None:
+    record = DeviceRecord("main", device, "ready", release=release, capability={"tier": "head"})
+    registered_devices.record(db, [record])
 
 
 def test_accuracies_before_and_after_a_release_are_those_of_the_same_devices(db: Database) -> None:
@@ -48,13 +55,32 @@ def test_accuracies_before_and_after_a_release_are_those_of_the_same_devices(db:
     head(db, "pi-6", "refit", 0.93)
     page = releases.read(db, "main")
     found = page.releases[2].reports
-    assert (found.devices, found.measured, found.gain.n) == (7, 7, 1)  # the newest report of each device
+    assert (found.measured, found.gain.n) == (7, 1)  # the newest report of each device
     assert (found.gain.before, found.gain.after) == (1.0, 1.0)
     assert found.after == pytest.approx((1 + 5 * 0.9 + 0.93) / 7)
     shown = releases.current(page)
     assert (
         "100.0 → 100.0 " in shown and "(n = 1)" in shown and "(n = 7)" in shown and "100.0 → 9" not in shown
     )
+
+
+def test_the_mean_of_a_release_holds_only_the_devices_that_serve_it(db: Database) -> None:
+    released.record_release(db, ReleaseRecord("main", 2, "toy", 1, "fedrep", "0" * 64, 100))
+    rollouts.begin(db, "main", 2, previous=1)
+    for number in range(5):
+        head(db, f"pi-{number}", "r", 0.9 if number < 2 else 0.1, before=0.5)
+    before = accuracy.head_reports(db, "main")[2]
+    assert (before.measured, before.gain.n) == (5, 5)
+    serves(db, "pi-2", 1)  # it went back
+    registered_devices.remove(db, "main", "pi-3", "decommissioned")
+    registered_devices.quarantine(db, "main", "pi-4", "norm")
+    row = releases.read(db, "main").releases[2]
+    assert (row.running, row.reports.measured, row.reports.after) == (2, 2, 0.9)
+    assert row.reports.gain is not None and row.reports.gain.n == 3  # pi-2 measured both, too
+    shown = releases.current(releases.read(db, "main"))
+    assert "2 of 3" in shown and "90.0 <" in shown and "(n = 2)" in shown
+    page = device.read(db, "main", "pi-0")
+    assert page is not None and "release 2: 90.0 % (n = 2)" in device.comparison(page)
 
 
 def test_the_bar_of_a_release_is_its_share_of_all_head_only_devices(db: Database) -> None:
@@ -183,3 +209,66 @@ def test_metrics_for_prometheus_are_of_the_last_evaluated_round_with_their_clien
         families[name].samples for name in ("edge_fl_accuracy", "edge_fl_accuracy_clients")
     )
     assert (accuracy.value, clients.value, clients.labels["metric"]) == (0.9, 27, BEFORE)
+
+
+def samples(db: Database, name: str) -> dict[tuple[str, ...], float]:
+    """The values of a metric by its labels, the last name first, without the fleet's."""
+    families = {f.name: f for f in text_string_to_metric_families(prometheus.text(db, "main").decode())}
+    return {
+        tuple(one.labels[label] for label in sorted(one.labels, reverse=True) if label != "fleet"): one.value
+        for one in families[name].samples
+    }
+
+
+def test_metrics_for_prometheus_name_what_is_in_service_and_keep_both_kinds_of_roll_outs_apart(
+    db: Database,
+) -> None:
+    assert set(samples(db, "edge_fl_release").values()) == {0}
+    for number in (1, 2, 3):
+        released.record_release(db, ReleaseRecord("main", number, "toy", 1, "fedrep", "0" * 64, 100))
+        record = rollouts.get(db, rollouts.begin(db, "main", number, previous=number - 1))
+        assert record is not None
+        rollouts.advance(db, record, state="completed" if number < 3 else "aborted")
+    rollouts.begin(db, "main", 1, subject="agent")
+    assert samples(db, "edge_fl_release") == {
+        ("extractor", "in_service"): 2,
+        ("extractor", "newest"): 3,
+        ("agent", "in_service"): 0,
+        ("agent", "newest"): 1,
+    }
+    assert samples(db, "edge_fl_rollouts") == {
+        ("extractor", "completed"): 2,
+        ("extractor", "aborted"): 1,
+        ("extractor", "running"): 0,
+        ("extractor", "paused"): 0,
+        ("agent", "running"): 1,
+        ("agent", "paused"): 0,
+    }
+
+
+def test_metrics_for_prometheus_have_every_mean_of_the_pages_with_its_n(db: Database) -> None:
+    released.record_release(db, ReleaseRecord("main", 2, "toy", 1, "fedrep", "0" * 64, 100))
+    for number in range(4):
+        head(db, f"pi-{number}", "r", 0.7 + number / 10, before=0.5 if number else None)
+        found = {metrics.FLEET: 0.6} if number < 3 else {}
+        after = 0.8 + number / 100
+        report = ReportRecord("main", f"pi-{number}", "refit", "toy", 1, "head", 9, found, None, after, 2)
+        registered_reports.accept(db, report)
+        personal = {metrics.PERSONAL_AFTER: 0.9, metrics.TEST_SAMPLES: 30}
+        report = ReportRecord("main", f"full-{number}", "p", "toy", 9, "personal", 9, personal)
+        registered_reports.accept(db, report)
+    rounds_of(db, {1: 27})
+    one = releases.read(db, "main").releases[2].reports
+    assert one.gain is not None and one.fleet_measured == 3
+    shown = {
+        ("2", "served"): (one.after, one.measured),
+        ("2", "fleets_head"): (one.fleet, one.fleet_measured),
+        ("2", "before"): (one.gain.before, one.gain.n),
+        ("2", "after"): (one.gain.after, one.gain.n),
+    }
+    values, counts = samples(db, "edge_fl_release_accuracy"), samples(db, "edge_fl_release_accuracy_devices")
+    assert {key: (value, counts[key]) for key, value in values.items()} == {
+        key: (pytest.approx(mean), n) for key, (mean, n) in shown.items()
+    }
+    assert samples(db, "edge_fl_accuracy") == {(BEFORE,): 0.9, (metrics.PERSONAL_AFTER,): pytest.approx(0.9)}
+    assert samples(db, "edge_fl_accuracy_clients") == {(BEFORE,): 27, (metrics.PERSONAL_AFTER,): 4}

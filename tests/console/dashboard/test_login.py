@@ -25,7 +25,7 @@ from tests.console.dashboard import filled
 HOST = "http://fleet.example:8080"
 MAY = {
     "viewer": set(),
-    "releaser": {"start", "resume", "rollback", "pause", "abort"},
+    "releaser": {"start", "again", "resume", "rollback", "pause", "abort"},
     "operator": {"stop", "admit", "revoke", "pause", "abort"},
 }
 """Role -> buttons that it may press, written out by hand: the table is not to grade itself."""

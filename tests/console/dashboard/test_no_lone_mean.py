@@ -189,7 +189,8 @@ def expected(fleet: Fleet, history: History, evaluated: Evaluated) -> dict[str, 
             add_comparison(facts, both)
     for release in range(1, RELEASES + 1):
         of_release = [found for sent in fleet if (found := [one for one in sent if one.release == release])]
-        after = [found[-1].after for found in of_release if found[-1].after is not None]
+        serving = [sent for sent in fleet if sent and sent[-1].release == release]
+        after = [sent[-1].after for sent in serving if sent[-1].after is not None]
         pairs = [[one for one in found if None not in (one.before, one.after)] for found in of_release]
         both = [(found[0].before, found[0].after) for found in pairs if found]  # later ones: the same release
         if after:

@@ -8,10 +8,11 @@ from msgspec.structs import replace
 from sqlalchemy import update
 
 from edge_fl import metrics
+from edge_fl_console import accuracy
 from edge_fl_console.alerts import stored
 from edge_fl_console.dashboard import parts
 from edge_fl_console.dashboard.context import PageContext
-from edge_fl_console.dashboard.pages import fleet, log, overview, releases, run
+from edge_fl_console.dashboard.pages import fleet, log, overview, run
 from edge_fl_console.dashboard.pages.fleet import FleetQuery
 from edge_fl_server.registry import (
     Database,
@@ -60,31 +61,29 @@ def test_everything_that_needs_attention_is_an_item_with_a_link(db: Database) ->
     found = {item.link: item.text for item in overview.items(page)}
     assert found == {
         "/log": "No server seen yet",
-        "/fleet?only=quarantined": "1 device in quarantine, whose reports do not count",
-        "/fleet?status=alert": "4 devices in alert",
-        "/fleet?status=lost": "4 devices lost: power, network or memory",
-        "/fleet?only=attention": "4 devices could not fit a head on release 3",
+        "/fleet?only=quarantine": "1 device in quarantine, whose reports do not count",
+        "/fleet?only=failing": "4 devices in alert",
+        "/fleet?only=lost": "4 devices lost: power, network or memory",
+        "/fleet?only=outlier": "1 device with an update that differs strongly from the others'",
     }
-    assert sum(page.health.values()) == 9
+    assert page.attention == 9
     with db.writing() as connection:
         connection.execute(
             update(tables.devices).where(tables.devices.c.quarantine != "").values(status="lost")
         )
-    assert sum(overview.read(db, "main").health.values()) == 9  # it counts once
+    assert overview.read(db, "main").attention == 9  # it counts once
     shown = overview.health(page, PageContext(db, "other").command("server up"))
     assert "edge-fl server up --fleet other" in shown and "4 × enospc: the card is full" in shown
 
 
-def test_alerts_whose_condition_is_not_shown_otherwise_are_items(db: Database) -> None:
+def test_alerts_that_are_not_about_a_device_are_items(db: Database) -> None:
     before = list(overview.items(overview.read(db, "main")))
-    texts = {"pi-1": "disk 400 MB free", "pi-2": "disk 90 MB free"}
-    raised = [("disk", name, text) for name, text in texts.items()]
-    raised += [("silent", "pi-3", "lost"), ("decile", "release 3", "bottom decile 80.0 %")]
-    stored.update_active(db, "main", raised, (), 1)
+    raised = [("disk", "server", "90 MB free at /srv"), ("decile", "release 3", "bottom decile 80.0 %")]
+    stored.update_active(db, "main", [*raised, ("disk", filled.name(1), "400 MB free")], (), 1)
     found = list(overview.items(overview.read(db, "main")))[len(before) :]
     assert [(item.text, item.link, item.detail) for item in found] == [
         ("Alert decile: release 3", "/releases", "bottom decile 80.0 %"),
-        ("Alert disk: pi-1 and 1 more", "/fleet", "disk 400 MB free"),
+        ("Alert disk: server", "/log", "90 MB free at /srv"),
     ]
 
 
@@ -93,7 +92,7 @@ def test_a_release_that_is_worse_beyond_chance_needs_attention(db: Database) -> 
 
     def texts(low: float, high: float, *, rolled_back: bool = False) -> list[str]:
         found = Paired((low + high) / 2, low, high, 8, 0.95, 0.91)
-        change = releases.Change(3, 2, rolled_back, found)
+        change = accuracy.Change(3, 2, rolled_back, found)
         return [item.text for item in overview.items(replace(page, change=change))]
 
     assert "Release 3 is worse than release 2" in texts(-0.07, -0.004)
@@ -155,12 +154,14 @@ def test_sums_of_a_database_give_the_same_interval_as_the_values() -> None:
 
 
 def test_a_refit_does_not_replace_the_comparison_of_its_release(db: Database) -> None:
+    able = {"tier": "head"}
+    registered_devices.record(db, [DeviceRecord("main", "pi-x", "ready", release=9, capability=able)])
     for id, before, after in (("rel-9", 0.9, 0.95), ("refit", 0.95, 0.96)):
-        releases.head_reports(db, "main")  # what it knows by now is no obstacle
+        accuracy.head_reports(db, "main")  # what it knows by now is no obstacle
         registered_reports.accept(
             db, ReportRecord("main", "pi-x", id, "toy-1", 1, "head", 9, {}, before, after, 9)
         )
-    found = releases.head_reports(db, "main")[9]
+    found = accuracy.head_reports(db, "main")[9]
     assert (found.gain.before, found.gain.after, found.after) == (0.9, 0.95, 0.96)
 
 

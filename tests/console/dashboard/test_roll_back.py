@@ -99,13 +99,13 @@ def test_a_roll_back_is_recorded_with_who_asked_for_it(db: Database) -> None:
         "rolled back from release 3 to 2; 2 of 2 devices succeeded",
     )
     assert [row["asked_by"] for row in others] == ["", "", ""]
-    assert [row.rolled_back for row in page.releases.values()] == [True, False, False]
+    assert [bool(row.withdrawn) for row in page.releases.values()] == [True, False, False]
     told = [event.text for event in log.newest(db, "main") if event.kind == "roll-out"]
     assert told[0] == "rolled back from release 3 to 2: 2 of 2 devices succeeded; asked by anna"
     assert told[1] == "completed: 2 of 2 devices succeeded"
     completed(db, rollouts.begin(db, "main", 3, previous=2))
     page = releases.read(db, "main")
-    assert not any(row.rolled_back for row in page.releases.values())
+    assert not any(row.withdrawn for row in page.releases.values())
     assert "release 3 compared with release 2" in overview.changed(overview.read(db, "main"))
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from edge_fl.failures import Failure
 from edge_fl.wire.messages import (
     Assignment,
     Command,
@@ -106,7 +107,14 @@ def test_a_clean_stop_publishes_disconnected_and_is_final() -> None:
     device = Agent().up()
     device.on(events.StopRequested())
     assert device.statuses()[-1] == "disconnected" and device.last[-1] == effects.Stop()
+    assert device.state.reason == Failure.SHUT_DOWN
     assert device.on(Connected(session_present=True)) == ()
+
+
+def test_an_agent_that_ends_because_of_an_error_does_not_say_that_it_was_planned() -> None:
+    device = Agent().up()
+    device.on(events.StopRequested(planned=False))
+    assert device.statuses()[-1] == "disconnected" and device.state.reason == ""
 
 
 def test_a_server_of_another_major_version_is_ignored() -> None:

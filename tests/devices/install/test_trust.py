@@ -100,6 +100,21 @@ def test_expired_metadata_is_a_freeze(tmp_path, make_release, role):
     assert trust.refresh(broker.fetch) == []
 
 
+def test_a_device_that_was_off_for_three_years_follows_the_roots_that_it_missed(tmp_path, make_release):
+    at = [now()]
+    repository = Repository(tmp_path / "server", clock=lambda: at[0])
+    broker = Broker(repository.files())
+    broker.update(repository.publish(make_release(1)[0]))
+    assert numbers(Trust(tmp_path / "device", repository.root_bytes).refresh(broker.fetch)) == [1]
+    for _ in range(3):  # the server stays online, and signs each year's root
+        at[0] += timedelta(days=364)
+        broker.update(Repository(tmp_path / "server", clock=lambda: at[0]).refresh())
+    broker.asked.clear()
+    returned = Trust(tmp_path / "device", repository.root_bytes, clock=lambda: at[0])
+    assert numbers(returned.refresh(broker.fetch)) == [1]
+    assert {"2.root.json", "3.root.json", "4.root.json"} <= {*broker.asked}
+
+
 def test_a_clock_set_back_does_not_revive_expired_metadata(tmp_path, make_release):
     repository = Repository(tmp_path / "server")
     six_days_on = Trust(tmp_path / "device", repository.root_bytes, clock=lambda: now() + timedelta(days=6))

@@ -41,7 +41,9 @@ def test_a_fleet_takes_the_devices_among_the_identities_in_order(
     authority.bake({name: folder / name for name in ("pi-2", "pi-1", "pi-3")})
     authority.claim({"pi-0": folder / "pi-0"})
     assert fleet_connector("127.0.0.1", 0, folder, 2)[0] == ("pi-1", "pi-2")
-    with pytest.raises(ConfigError, match=r"3 identities of devices, expected 4.*fleet enrol --baked -n 4"):
+    with pytest.raises(
+        ConfigError, match=r"3 identities of devices, expected 4.*fleet enrol --baked --count 4"
+    ):
         fleet_connector("127.0.0.1", 0, folder, 4)
 
 
@@ -103,5 +105,5 @@ def test_one_certificate_is_not_for_a_fleet(
     authority: Authority, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     authority.bake({"pi-1": tmp_path / "pi-1"})
-    assert main(["fleet", "up", "--head", "1", "--identity", str(tmp_path / "pi-1")]) == 4
+    assert main(["fleet", "up", "--head-only", "1", "--identity", str(tmp_path / "pi-1")]) == 4
     assert "a certificate for 'pi-1' alone" in capsys.readouterr().err

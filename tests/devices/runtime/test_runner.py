@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -11,11 +12,13 @@ import pytest
 from edge_fl import metrics
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import InputError
+from edge_fl.failures import Failure
 from edge_fl.wire.messages import Command, ServerState
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Listener, Packet, Transport
 from edge_fl_devices.agent.events import DataChanged
 from edge_fl_devices.board import usage
+from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.serving.predict import Predictor
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, eventually, running
@@ -258,3 +261,21 @@ def test_an_exception_of_a_job_is_logged_with_its_device_and_the_next_job_runs(
         eventually(lambda: not runner.is_working(agent))
         local.serve(local.publish())
         assert not local.server.wait_for("pi-01", "rpt").error
+
+
+@pytest.mark.parametrize(("fails", "why"), [(False, Failure.SHUT_DOWN), (True, "")])
+def test_a_runner_that_ends_with_an_error_does_not_say_that_this_was_planned(
+    local: Site, fails: bool, why: str
+) -> None:
+    agent, runner = head_device(local.home), Runner()
+    runner.add(agent, local.connect)
+
+    def done() -> bool:
+        if agent.state.status == "ready" and fails:
+            raise RuntimeError("an error of the agent")
+        return agent.state.status == "ready"
+
+    with pytest.raises(RuntimeError) if fails else nullcontext():
+        runner.run(deadline_s=60, done=done, every_s=0.01)
+    state = local.server.wait_for("pi-01", "state", lambda state: state.status == "disconnected")
+    assert state.why == why

@@ -13,6 +13,7 @@ from edge_fl.cli import main
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
 from edge_fl.data.partition import DataConfig
 from edge_fl.errors import ConfigError
+from edge_fl.fleet.simulated import full_devices, names
 from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
 from edge_fl.methods import build_method
@@ -28,8 +29,6 @@ from edge_fl_devices.simulated.fleet import (
     FleetConfig,
     device_result,
     fleet_progress,
-    full_devices,
-    names,
     run_fleet,
     tier_counts,
     unmeasured,
@@ -213,7 +212,7 @@ def test_full_devices_without_their_worker_are_rejected(broker: InMemoryBroker, 
         (["--heads", "svn"], 4, "did you mean 'svm'"),
         (["--set", "data.partition=dirichlett"], 4, "partition"),
         (["--dataset", "digit"], 4, "did you mean 'digits'"),
-        (["--head", "3", "--full", "3", "--devices", "7"], 4, "expected them to add up"),
+        (["--head-only", "3", "--full", "3", "--devices", "7"], 4, "expected them to add up"),
         (["--devices", "2", "--wait", "0.2", "--port", "1"], 2, "127.0.0.1:1"),
         (["--fleet", "No Fleet"], 4, "fleet"),
     ],

@@ -1,6 +1,8 @@
 """Accuracies, differences, sizes and durations as text."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge_fl.console import units
 
@@ -25,6 +27,31 @@ def test_shares_are_per_cent_with_one_decimal(share: float | None, text: str) ->
 )
 def test_differences_have_a_sign(difference: float | None, text: str) -> None:
     assert units.points(difference) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ((0.021, 0.007, 0.035), ("+2.1", "+0.7", "+3.5")),
+        ((0.018, 0.0003, 0.0357), ("+1.80", "+0.03", "+3.57")),
+        ((-0.02, -0.04, -0.000002), ("-2.0000", "-4.0000", "-0.0002")),
+        ((0.001, -0.0003, 0.002), ("+0.1", "+0.0", "+0.2")),  # it holds 0
+        ((0.02, None, None), ("+2.0", "-", "-")),
+        ((0.02, float("nan"), float("nan")), ("+2.0", "-", "-")),
+    ],
+)
+def test_the_end_of_an_interval_that_excludes_0_is_never_shown_as_0(
+    values: tuple[float, float | None, float | None], texts: tuple[str, str, str]
+) -> None:
+    assert units.difference(*values) == texts
+
+
+@given(st.floats(-1, 1), st.floats(-1, 1))
+def test_an_interval_says_what_its_verdict_says(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    shown = [float(text) for text in units.difference((low + high) / 2, low, high)[1:]]
+    if low > 0 or high < 0:
+        assert 0 not in shown
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_failed_seeds_leave_the_mean_of_the_others_with_their_number() -> None:
 def test_tables_are_saved_as_text_csv_markdown_latex_and_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = "compare --methods fedrep --dataset digits --partitions dirichlet:0.5,iid --clients 3 --rounds 1 --seeds 1"
+    command = "compare --methods fedrep --datasets digits --partitions dirichlet:0.5,iid --clients 3 --rounds 1 --seeds 1"
     assert (
         cli.main([*command.split(), "--set", "data.fraction=0.2", "--target", "0.5", "--out", str(tmp_path)])
         == 0

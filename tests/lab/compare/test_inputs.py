@@ -67,7 +67,7 @@ def test_editing_a_method_reruns_exactly_its_cells_and_a_killed_comparison_keeps
     for folder in ("edge_fl", "server", "devices", "broker"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     out = tmp_path / "out"
-    text = "compare --methods fedrep,ditto --dataset digits --clients 3 --rounds 1 --seeds 2 --set data.fraction=0.2"
+    text = "compare --methods fedrep,ditto --datasets digits --clients 3 --rounds 1 --seeds 2 --set data.fraction=0.2"
     command = [sys.executable, "-m", "edge_fl", *text.split(), "--out", str(out)]
     environment = {
         **os.environ,

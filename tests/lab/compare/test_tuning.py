@@ -23,7 +23,7 @@ TINY = with_settings(
     Recipe(name="tiny"),
     ["data.clients=3", "data.fraction=0.2", "rounds=1", "model.options={feature_dim=8, width=4}"],
 )
-COMMAND = "compare --methods local --dataset digits --clients 3 --rounds 1 --seeds 1 --set data.fraction=0.2 --set".split()
+COMMAND = "compare --methods local --datasets digits --clients 3 --rounds 1 --seeds 1 --set data.fraction=0.2 --set".split()
 SMALL = [*COMMAND, "model.options={feature_dim=8, width=4}"]
 
 

@@ -159,7 +159,7 @@ def test_a_run_is_drawn_from_its_folder(run: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_new_task_learns_on_a_finished_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["newtask", run.name, "--runs", str(run.parent), "--to", "digits", "--clients", "3"]
+    command = ["newtask", run.name, "--runs", str(run.parent), "--dataset", "digits", "--clients", "3"]
     assert cli.main([*command, "--iterations", "20", "--format", "json"]) == 0
     assert '"iterations": 20' in capsys.readouterr().out
 

@@ -186,7 +186,7 @@ def test_markdown_and_json_have_the_same_figures(results: Results, report: facts
     after = next(row for row in report.accuracy if row.metric == metrics.PERSONAL_AFTER)
     assert f"| {100 * (after.figures[0].value or 0):.1f} % |" in page.markdown(report)
     decoded = json.loads(page.json(report))
-    assert decoded["totals"]["bytes_up"] == {
+    assert decoded["totals"]["tensors_up"] == {
         "value": 13500, "lines": "1,2,3,4,5", "field": "bytes_up", "metric": "", "client": "", "group": "", "against": "",
     }  # fmt: skip
     assert page.write(results).read_text() == page.html(report)
@@ -248,3 +248,27 @@ def test_a_round_that_made_devices_worse_is_named_with_who_did_it(results: Resul
     assert (worse.round, worse.outcome, worse.named) == (6, "repaired", "pi-07")
     for text in (page.markdown(facts.of_run(results, [], [])), page.html(facts.of_run(results, [], []))):
         assert "accuracy -52 points (71 images lost, 2 gained of 135 on 20 devices; -10 would count)" in text
+
+
+def test_the_traffic_of_devices_is_that_of_their_table(results: Results) -> None:
+    assert {"tensors_down", "tensors_up"} <= page.report(results).totals.keys()
+    rows = [
+        {
+            "device": f"pi-{n}",
+            "tier": "head",
+            "samples": 9,
+            "bytes_down": 7_000_000 + n,
+            "bytes_up": 900,
+            "statistics_bytes": 9,
+        }
+        for n in range(3)
+    ]
+    results.write_devices(rows)
+    found = page.report(results)
+    assert {name: one.value for name, one in found.totals.items() if "traffic" in name} == {
+        "traffic_down": 21_000_003,
+        "traffic_up": 2_700,
+    }
+    assert not any("tensors" in name for name in found.totals)
+    assert "traffic down: 20.0 MiB" in page.markdown(found)
+    assert 'data-line="devices.csv"' in page.html(found) and "without MQTT and TLS" in page.html(found)

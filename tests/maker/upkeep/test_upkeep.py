@@ -62,7 +62,9 @@ def test_a_reset_keeps_identity_ledgers_pictures_and_foreign_files(device: Path)
 
 
 def test_flags_also_delete_pictures_and_identity(device: Path) -> None:
-    assert main(["device", "reset", "--dir", str(device), "--labels", "--identity", "--yes"]) == 0
+    assert (
+        main(["device", "reset", "--dir", str(device), "--delete-labels", "--delete-identity", "--yes"]) == 0
+    )
     assert files(device) == {"own-notes.txt"} and not files(device.parent / "identity")
     assert files(device.parent / "pictures") == {"dog/notes.txt"}
 
@@ -73,7 +75,7 @@ def test_a_reset_deletes_no_picture_behind_a_link_to_a_folder(device: Path) -> N
     (disk / "1.png").write_text("x")
     (pictures / "bird").symlink_to(disk)
     (pictures / "dog" / "3.png").symlink_to(disk / "1.png")
-    assert main(["device", "reset", "--dir", str(device), "--labels", "--yes"]) == 0
+    assert main(["device", "reset", "--dir", str(device), "--delete-labels", "--yes"]) == 0
     assert files(disk) == {"1.png"} and {path.name for path in pictures.rglob("*.*")} == {"notes.txt"}
 
 
@@ -128,18 +130,20 @@ def test_a_reset_of_the_trust_leaves_all_that_the_device_learned(
     assert (root or "the first server that it meets") in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("options", [(), ("--labels",), ("--identity",), ("--labels", "--identity")])
+@pytest.mark.parametrize(
+    "options", [(), ("--delete-labels",), ("--delete-identity",), ("--delete-labels", "--delete-identity")]
+)
 def test_a_reset_of_a_device_that_learned_leaves_only_what_is_documented(
     labelled: DeviceConfig, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     home, data = Path(labelled.folder), Path(labelled.data.removeprefix("folder:"))
     unlabelled = {name for name in files(home) if name.startswith("unlabelled/")}
     assert main(["device", "reset", "--dir", str(home), "--yes", *options]) == 0
-    assert files(home) == (set() if "--labels" in options else unlabelled) and len(unlabelled) > 7
-    assert len(files(data)) == (0 if "--labels" in options else 4)
+    assert files(home) == (set() if "--delete-labels" in options else unlabelled) and len(unlabelled) > 7
+    assert len(files(data)) == (0 if "--delete-labels" in options else 4)
     said = capsys.readouterr().err
-    assert ("pictures and their labels" in said) is ("--labels" not in options)
-    assert ("settings from the operator" in said) is ("--identity" not in options)
+    assert ("pictures and their labels" in said) is ("--delete-labels" not in options)
+    assert ("settings from the operator" in said) is ("--delete-identity" not in options)
 
 
 def test_labels_are_deleted_after_a_reset_too_where_the_board_has_its_settings(
@@ -147,12 +151,12 @@ def test_labels_are_deleted_after_a_reset_too_where_the_board_has_its_settings(
 ) -> None:
     home, data = Path(labelled.folder), Path(labelled.data.removeprefix("folder:"))
     assert main(["device", "reset", "--dir", str(home), "--yes"]) == 0
-    assert main(["device", "reset", "--dir", str(home), "--yes", "--labels"]) == 4
+    assert main(["device", "reset", "--dir", str(home), "--yes", "--delete-labels"]) == 4
     assert "start the agent once, or delete them yourself" in capsys.readouterr().err
     settings = home.parent / "config.toml"
     settings.write_text(f'id = "pi"\ndata = "{labelled.data}"\n')
     monkeypatch.setenv("EDGE_FL_CONFIG", str(settings))
-    assert main(["device", "reset", "--dir", str(home), "--yes", "--labels"]) == 0
+    assert main(["device", "reset", "--dir", str(home), "--yes", "--delete-labels"]) == 0
     assert not files(data) and not files(home)
 
 

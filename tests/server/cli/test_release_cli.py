@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_fl.cli import main
-from edge_fl.errors import ConfigError, ConnectError, DeadlineError, InputError, RunError
+from edge_fl.errors import ConfigError, ConnectError, DeadlineError, GateError, InputError, RunError
 from edge_fl.wire.messages import Assignment, ServerState, decode, encode
 from edge_fl.wire.transport import Packet
 from edge_fl_server.cli import release
@@ -18,10 +18,12 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, registered_reports, rollouts
+from edge_fl_server.release import agent_releases
 from edge_fl_server.release.repository import Repository, now
 from edge_fl_server.release.rollout import coordinator
 from edge_fl_server.release.rollout.commands import Request
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
+from tests import agents
 from tests.server.conftest import WAIT_S, Bench
 from tools.memory_broker import InMemoryTransport
 
@@ -38,7 +40,7 @@ def test_without_a_server_a_roll_out_is_carried_out_from_here(releases, stage, t
     assert [head.served.count(2) for head in heads] == [1] * 4
     assert said[0] == "no server is online: carried out from here"
     assert "completed" in said[-1]
-    back = releases.carry_out(releases.roll_back(None), said.append, WAIT_S)
+    back = releases.carry_out(releases.roll_back(releases.way_back()), said.append, WAIT_S)
     assert (back.state, back.release, back.back) == ("completed", 1, "rolled back from release 2 to 1")
     assert {row["release"]: row["service"] for row in releases.rows()} == {1: "in service", 2: "rolled back"}
     assert stage.eventually(lambda: [head.served[-1] for head in heads] == [1] * 4)
@@ -83,14 +85,93 @@ def test_the_website_goes_back_with_the_fleet(releases, tmp_path) -> None:
     def carry_out(request: Request) -> str:
         return releases.carry_out(request, lambda line: None, WAIT_S).state
 
-    assert export("--keep") == 0 and is_up_to_date()
+    assert export("--follow") == 0 and is_up_to_date()
     assert carry_out(releases.roll_out(1, AT_ONCE)) == "completed"
     assert is_up_to_date()
     releases.roll_out(2, STAGED)()
     assert carry_out(releases.steer("aborted")) == "aborted" and is_up_to_date()
     assert export("--no-keep") == 0
-    assert carry_out(releases.roll_out(2, AT_ONCE)) == "completed" and not is_up_to_date()
+    assert carry_out(releases.roll_out(2, AT_ONCE, again=True)) == "completed" and not is_up_to_date()
     assert export() == 0 and is_up_to_date()
+
+
+LOSS = "mean: accuracy changed by -41.0 points, in the bottom decile of 3 devices by -60.0"
+
+
+def stopped_by_a_gate(db: Database, number: int, state: str, reason: str = LOSS) -> int:
+    rollouts.advance(db, rollouts.get(db, number), state=state, reason=reason)
+    if state == "paused":
+        rollouts.steer(db, number, "paused")
+    return number
+
+
+@pytest.mark.parametrize(
+    ("subject", "state", "consequence"),
+    [
+        ("extractor", "aborted", "its devices return to the release before"),
+        (
+            "extractor",
+            "paused",
+            "its devices keep it until 'edge-fl release abort'; 'edge-fl release list' shows it",
+        ),
+        (
+            "agent",
+            "paused",
+            "its devices keep it until 'edge-fl release abort --agent'; 'edge-fl release agents' shows it",
+        ),
+    ],
+)
+def test_a_roll_out_that_a_gate_stops_ends_its_command_with_3(
+    releases, bench: Bench, capsys, subject: str, state: str, consequence: str
+) -> None:
+    def begun() -> int:
+        number = rollouts.begin(releases.db, "main", 2, previous=1, subject=subject)
+        return stopped_by_a_gate(releases.db, number, state)
+
+    with pytest.raises(GateError) as raised:
+        release.carry_out(releases, begun, WAIT_S)
+    name = "agent release 2" if subject == "agent" else "release 2"
+    assert str(raised.value) == f"{name}: {state}, {LOSS}; {consequence}"
+    assert raised.value.exit_code == 3
+    assert capsys.readouterr().out == f"{state}\n"
+
+
+def test_a_release_that_was_aborted_goes_out_again_only_if_asked(releases) -> None:
+    stopped_by_a_gate(releases.db, releases.roll_out(2, STAGED)(), "aborted")
+    for which in (2, None):
+        with pytest.raises(InputError) as raised:
+            releases.roll_out(which, STAGED)
+        at = rollouts.listed(releases.db, "main")[0].changed_at[:16].replace("T", " ")
+        assert str(raised.value) == (
+            f"release 2: aborted by a gate on {at} UTC in stage 1 of 2: {LOSS}; expected --again to roll it out once more;"
+            " nothing was requested"
+        )
+    assert rollouts.current(releases.db, "main") is None
+    number = releases.roll_out(2, STAGED, again=True)()
+    rollouts.advance(releases.db, rollouts.get(releases.db, number), state="completed")
+    assert releases.roll_out(2, STAGED)() > number  # it is in service
+
+
+def test_wheels_of_an_agent_release_that_was_aborted_go_out_again_only_if_asked(releases, tmp_path) -> None:
+    wheels = [str(agents.wheel(tmp_path / "wheels", "9.0.0"))]
+    stopped_by_a_gate(
+        releases.db,
+        releases.roll_out_agent(wheels, AT_ONCE, downgrade=False)(),
+        "aborted",
+        "failures: 3 of 3",
+    )
+    agent_releases.withdraw(releases.repository, 1)
+    for targets, expected in ((wheels, "--again"), (["9.0.0"], r"its wheels \(.whl\) and --again")):
+        with pytest.raises(
+            InputError, match=rf"aborted by a gate on .*: failures: 3 of 3; expected {expected}"
+        ):
+            releases.roll_out_agent(targets, AT_ONCE, downgrade=False)
+    assert [row["number"] for row in releases.agent_rows()] == [1]
+    releases.roll_out_agent(wheels, AT_ONCE, downgrade=False, again=True)()
+    assert [(row["number"], row["state"]) for row in releases.agent_rows()] == [
+        (2, "running"),
+        (1, "aborted"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +181,7 @@ def test_the_website_goes_back_with_the_fleet(releases, tmp_path) -> None:
         ("aborted", "its devices return to the release before"),
     ],
 )
-def test_a_roll_out_that_does_not_complete_is_an_error_of_its_command(
+def test_a_roll_out_that_a_person_stops_is_an_error_of_its_command(
     releases, capsys, ends: str, consequence: str
 ) -> None:
     def stopped() -> int:
@@ -139,8 +220,8 @@ def test_impossible_commands_are_errors(releases) -> None:
         releases.roll_out(7, STAGED)
     with pytest.raises(InputError, match="no roll-out is under way"):
         releases.steer("aborted")
-    with pytest.raises(InputError, match="no release to go back to"):
-        releases.roll_back(None)
+    with pytest.raises(InputError, match="no older release than 1 to go back to"):
+        releases.way_back()
 
 
 def test_an_abort_also_reaches_devices_that_connect_later(releases, stage, tmp_path) -> None:
@@ -214,8 +295,11 @@ def test_a_roll_out_continues_if_only_its_command_ran_out_of_time(releases, benc
 def test_a_roll_out_that_another_one_replaced_is_not_continued_after_it(releases, stage, tmp_path) -> None:
     heads = [stage.head(f"h{number}", tmp_path) for number in range(3)]
     replaced = releases.roll_out(2, STAGED)()
-    assert releases.carry_out(releases.roll_back(1), lambda line: None, WAIT_S).state == "rolled_back"
-    replaced = releases.roll_out(2, STAGED)()
+    assert (
+        releases.carry_out(releases.roll_back(releases.way_back(1)), lambda line: None, WAIT_S).state
+        == "rolled_back"
+    )
+    replaced = releases.roll_out(2, STAGED, again=True)()
     assert releases.carry_out(releases.roll_out(1, AT_ONCE), lambda line: None, WAIT_S).state == "completed"
     assert rollouts.get(releases.db, replaced).reason == "replaced by release 1"
     assert rollouts.current(releases.db, "main") is None

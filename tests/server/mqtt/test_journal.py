@@ -106,7 +106,7 @@ def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_tags_given_at_enrolment_reach_the_registry_of_a_running_server(tmp_path: Path) -> None:
     def enrol(*arguments: str) -> None:
-        assert main(["fleet", "enrol", *arguments, "--home", str(tmp_path)]) == 0
+        assert main(["fleet", "enrol", *arguments, "--identities", str(tmp_path)]) == 0
 
     enrol("pi-01", "--tag", "site=berlin", "--tag", "line=2")
     db = Database.open()
@@ -121,5 +121,5 @@ def test_tags_given_at_enrolment_reach_the_registry_of_a_running_server(tmp_path
 
 @pytest.mark.parametrize("tag", ["site", "tier=full", "site-"])
 def test_a_wrong_tag_enrols_no_device(tag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fleet", "enrol", "pi-01", "--tag", tag, "--home", str(tmp_path / "ca")]) == 4
+    assert main(["fleet", "enrol", "pi-01", "--tag", tag, "--identities", str(tmp_path / "ca")]) == 4
     assert "expected" in capsys.readouterr().err and not (tmp_path / "ca").exists()

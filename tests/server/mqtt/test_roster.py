@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from edge_fl.errors import ConnectError, DeadlineError
+from edge_fl.failures import Failure
 from edge_fl.wire.messages import (
     Assignment,
     Capability,
@@ -408,3 +409,28 @@ def test_a_device_that_is_revoked_elsewhere_is_in_no_cohort(bench):
     known = {device.device: device for device in registered_devices.listed(bench.inbox.journal.db, "main")}
     assert known["d1"].capability["tier"] == "full"
     assert 2**32 < known["d1"].seen_sequence < 2**33
+
+
+def test_a_restart_counts_unless_the_agent_said_that_it_shuts_down(bench):
+    """Neither does that of the server, which sees the present process of a device for the first time."""
+    topics, db = bench.topics, bench.inbox.journal.db
+
+    def say(*states: DeviceState) -> None:
+        for state in states:
+            packet = Packet(topics.up("d1", "state"), encode(state), retain=True)
+            bench.connection.publish_packet(packet)
+        last = states[-1]
+        assert bench.eventually(lambda: (found := bench.roster.get("d1")) and found.state == last)
+
+    def counted() -> dict[str, int]:
+        return registered_devices.restarts(db, "main", 0)
+
+    say(DeviceState("ready", "b1"))
+    for old, new in (("b1", "b2"), ("b2", "b3")):  # an update, and other settings
+        say(DeviceState("disconnected", old, why=Failure.SHUT_DOWN), DeviceState("ready", new))
+    say(DeviceState("ready", "b3", 2), DeviceState("ready", "b3", 3))
+    assert not bench.eventually(counted, 1.5)
+    say(DeviceState("lost", "b3"), DeviceState("ready", "b4"))
+    say(DeviceState("disconnected", "b4"), DeviceState("ready", "b5"))  # after an error
+    say(DeviceState("ready", "b6"))
+    assert bench.eventually(lambda: counted() == {"d1": 3})

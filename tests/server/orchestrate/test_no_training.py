@@ -13,6 +13,7 @@ from edge_fl.inputs import InputSpec
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl_server.orchestrate import execution
+from edge_fl_server.orchestrate import run as orchestrator
 from edge_fl_server.recipes.recipe import BrokerConfig, CohortConfig, QuantiseConfig, ReleaseConfig
 from edge_fl_server.registry import Database, rollouts, runs
 from edge_fl_server.release import export
@@ -78,9 +79,20 @@ def test_a_present_device_is_waited_for_though_enough_have_reported(stage, none_
 
 def test_a_release_that_failed_on_all_devices_is_paused_and_named(stage, none_request, tmp_path, capsys):
     stage.head("h1", tmp_path, error="worse"), stage.head("h2", tmp_path, error="canary_failed")
-    finished(none_request)
+    run = none_request
+    results, outcome = orchestrator.run(run.recipe, run.runs, access=run.access)
     expected = "release 1: paused in stage 1 of 1 (0 of 2 devices succeeded, 0 did not report)"
     assert expected in capsys.readouterr().err
+    assert outcome.stopped and outcome.stopped.exit_code == 3
+    assert str(outcome.stopped).startswith("release 1: paused, stage 1: 0 of 2 devices succeeded")
+    assert results.state().state == "completed" and str(outcome.stopped) in results.state().reason
+
+
+def test_a_run_whose_release_reached_its_devices_was_not_stopped_by_a_gate(stage, none_request, tmp_path):
+    stage.head("h1", tmp_path)
+    run = none_request
+    _, outcome = orchestrator.run(run.recipe, run.runs, access=run.access)
+    assert outcome.stopped is None
 
 
 def test_full_devices_that_wait_in_vain_are_named(stage, none_request, tmp_path, capsys):

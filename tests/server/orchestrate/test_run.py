@@ -25,6 +25,7 @@ from edge_fl_server.orchestrate import execution
 from edge_fl_server.orchestrate.releases import is_due
 from edge_fl_server.recipes.recipe import ReleaseConfig
 from edge_fl_server.registry import Database, registered_devices, registered_reports, rollouts, runs
+from edge_fl_server.registry.tables import ReportRecord
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, CAREFUL, CAREFUL_FROM
 from edge_fl_server.runs import checkpoint, round_metrics
 from edge_fl_server.runs.results import Results, list_runs
@@ -60,6 +61,7 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, run_re
     assert rows["h1"]["head"] == "svm"
     assert (rows["h1"]["before"], rows["h1"]["after"], rows["h1"]["release"]) == ("0.5", "1.0", "2")
     assert int(rows["h1"]["bytes_down"]) == 200
+    of_devices = [sum(int(row[name]) for row in rows.values()) for name in ("bytes_down", "bytes_up")]
     assert sorted(file.name for file in (path / "artefacts").iterdir()) == [
         "release-1.json",
         "release-2.json",
@@ -72,6 +74,10 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, run_re
         (1, 2, 2),
         (2, 2, 2),
     ]
+    late = ReportRecord("main", "h1", "refit", path.name, 2, "head", 6, bytes_down=7, bytes_up=7)
+    registered_reports.accept(db, late)  # after the end of the run
+    traffic = runs.traffic(db, known)
+    assert [traffic.down, traffic.up] == of_devices and min(of_devices) > 0
     assert {given.state for given in runs.requests_of(db, path.name)} == {"succeeded"}
     assert {one.device: (one.before, one.after) for one in registered_reports.of_release(db, "main", 2)}[
         "h1"

@@ -6,7 +6,7 @@ import pytest
 
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry.tables import RolloutRecord
-from edge_fl_server.release.rollout.stages import PANEL, rank, with_panel, withdrawn_releases
+from edge_fl_server.release.rollout.stages import PANEL, rank, unproven_releases, with_panel
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_withdrawn_is_what_was_taken_back_or_never_left_its_panel() -> None:
         record(4, 2, "replaced", 0, 1.0),
         record(3, 1, "completed", 1, 0.3, 1.0),
     ]
-    assert withdrawn_releases(found) == {6, 5, 4}
+    assert unproven_releases(found) == {6, 5, 4}

@@ -59,7 +59,7 @@ def test_removed_devices_are_not_selected_and_their_tags_not_named(db: Database)
     assert registered_devices.names(db, "main") == ["kitchen", "pi-02", "pi-04"]
     assert selectors.selected(db, "main", "*") == ["kitchen", "pi-02", "pi-04"]
     assert selectors.selected(db, "main", "site=berlin or colour=*") == ["kitchen", "pi-02"]
-    hint = selectors.unknown_tags(db, "main", selectors.parsed(db, "main", "colour=red"))
+    hint = selectors.mistyped(db, "main", selectors.parsed(db, "main", "colour=red"))
     assert hint.startswith("; no device has the tag 'colour' (tags: site; attributes: name, status, ")
     registered_devices.readmit(db, "main", "pi-03")
     assert selectors.selected(db, "main", "colour=red") == ["pi-03"]

@@ -157,7 +157,7 @@ def idle(devices: int, hold_s: float) -> Iterator[str]:
             watch = Watch()
             broker = start_broker(children, folder, port)
             start_s = time.monotonic()
-            fleet = children.start("fleet", *fleet_of(folder, port, count), "--head", str(count))
+            fleet = children.start("fleet", *fleet_of(folder, port, count), "--head-only", str(count))
             wait_until(lambda: children.connected() == count, fleet, READY_S)  # noqa: B023
             connect_s, least = time.monotonic() - start_s, count
             time.sleep(2.0)

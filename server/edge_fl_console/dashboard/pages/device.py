@@ -15,11 +15,12 @@ from edge_fl.files.paths import text
 from edge_fl.heads import wording
 from edge_fl.heads.wording import MeasuredAccuracy
 from edge_fl.metrics import TEST_SAMPLES, by_labels
-from edge_fl_console.dashboard import charts, standing
+from edge_fl_console import failure_texts
+from edge_fl_console.accuracy import HeadReports, head_reports
+from edge_fl_console.dashboard import charts
 from edge_fl_console.dashboard.charts import Chart, ChartCurve
 from edge_fl_console.dashboard.context import IDENTITIES, PageContext
 from edge_fl_console.dashboard.live import Address, PageBoard
-from edge_fl_console.dashboard.pages.releases import HeadReports, head_reports
 from edge_fl_console.dashboard.parts import (
     PageColumn,
     button,
@@ -138,7 +139,8 @@ REPORTS = (
     PageColumn("Before %", "before", share),
     PageColumn("After %", "after", share),
     PageColumn("Took", "seconds", seconds),
-    PageColumn("Bytes", "bytes", size, cell=lambda report: size(report.bytes_down + report.bytes_up)),
+    PageColumn("Down", "bytes_down", size),
+    PageColumn("Up", "bytes_up", size),
     PageColumn("Error", "error", lambda text: f'<span class="text-bad">{escape(text)}</span>'),
 )
 REQUESTS = (
@@ -160,7 +162,7 @@ REJECTIONS = (
     PageColumn("Received, UTC", "received_at", clock),
     PageColumn("Run", "run"),
     PageColumn("Round", "round", positive),
-    PageColumn("Reason", "reason", lambda reason: escape(standing.rejected(reason))),
+    PageColumn("Reason", "reason", lambda reason: escape(failure_texts.rejected(reason))),
     PageColumn("Detail", "detail"),
 )
 
@@ -171,10 +173,10 @@ def title(page: DevicePage) -> str:
     blocked = f'<span class="tag bad">{record.blocked}</span>' if record.blocked else ""
     known = Failure.of(record.why)
     alarms = [
-        f"{standing.alerted(record.why)}. More: edge-fl device status on the device, docs/failure-words.md"
+        f"{failure_texts.alerted(record.why)}. More: edge-fl device status on the device, docs/failure-words.md"
         if known
         else record.why,
-        f"{record.blocked.capitalize()} since {clock(record.blocked_at)} UTC: {standing.quarantined(record.blocked_why)}"
+        f"{record.blocked.capitalize()} since {clock(record.blocked_at)} UTC: {failure_texts.quarantined(record.blocked_why)}"
         if record.blocked
         else "",
     ]

@@ -4,7 +4,7 @@ Reports are read for the devices of the page only, unless it is sorted by one of
 as 50.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -18,6 +18,8 @@ from edge_fl.console.units import NOTHING, ago, escape, number, positive, share
 from edge_fl.heads import wording
 from edge_fl.heads.wording import NOT_MEASURED, MeasuredAccuracy
 from edge_fl.metrics import EPSILON, FLEET, OWN_WEIGHT, TEST_EFFECTIVE, TEST_SAMPLES
+from edge_fl_console.alerts import rules
+from edge_fl_console.alerts.rules import AlertSettings, RulePlace
 from edge_fl_console.dashboard import standing
 from edge_fl_console.dashboard.live import Address, PageBoard, update
 from edge_fl_console.dashboard.parts import (
@@ -44,6 +46,7 @@ from edge_fl_server.selectors import SelectorError
 
 PER_PAGE = 50
 MAX_AGENTS = 500  # different versions that are sorted
+ATTENTION = "attention"
 SEARCHED = ("device", "status", "quarantine", "activity", "why")  # and whether it is blocked
 
 
@@ -69,7 +72,7 @@ class FleetRow(Struct, frozen=True):
     `fleet_after` is the accuracy of the fleet's head on the same ones.
 
     `epsilon` is the privacy budget it has spent, None if it sends no updates with noise. `standing` is "quarantined", "revoked" or "",
-    `outlier_score` 1 and above for an outlier, `attention` how urgently it needs attention, 0 if it does not.
+    `outlier_score` 1 and above for an outlier. `reasons` are why it needs attention, empty if it does not.
     """
 
     device: str
@@ -89,7 +92,6 @@ class FleetRow(Struct, frozen=True):
     drift: float
     epsilon: float | None
     outlier_score: float
-    attention: int
     agent: str | None = None
     tags: Mapping[str, str] = {}
     fitted: str = ""
@@ -99,6 +101,7 @@ class FleetRow(Struct, frozen=True):
     labels: float = 0.0
     effective: float | None = None
     fleet_after: float | None = None
+    reasons: tuple[str, ...] = ()
 
     @property
     def measured(self) -> MeasuredAccuracy:
@@ -124,27 +127,45 @@ class FleetPage(Struct, frozen=True):
     wrong: str = ""
 
 
-def read(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAGE) -> FleetPage:
+def read(
+    db: Database,
+    fleet: str,
+    query: FleetQuery,
+    *,
+    per_page: int = PER_PAGE,
+    settings: AlertSettings = rules.DEFAULT,
+) -> FleetPage:
     """One page of the fleet. Raises RunError when the registry does not respond."""
     columns = _columns(fleet)
+    found = rules.conditions(RulePlace(db, fleet), settings, of_devices=True)
+    reasons, urgency = rules.by_device(found), rules.urgency(found)
     matching, wrong = and_(of_fleet(fleet), *_filters(query)), ""
+    if query.only == ATTENTION or query.only in found:
+        matching = and_(matching, _among(reasons if query.only == ATTENTION else found[query.only]))
     if query.where:
         try:
             names = selectors.selected(db, fleet, query.where)
         except SelectorError as error:
             names, wrong = [], error.message
-        # Literal values: a large fleet has more devices than a statement may have parameters.
-        chosen: BindParameter[Any] = bindparam("chosen", names, expanding=True, literal_execute=True)
-        matching = and_(matching, devices.c.device.in_(chosen))
+        matching = and_(matching, _among(names))
     by_status = standing.by_status(db, fleet)
     agents = _agents(db, fleet) if query.sort == "agent" else []
     with db.reading() as connection:
         matches = connection.execute(select(func.count()).where(matching)).scalar_one()
         pages = max(1, -(-matches // per_page))
         number = min(max(query.page, 0), pages - 1)
-        order = _order(columns, query, agents)
-        listed = select(devices.c.device).where(matching).order_by(*order)
-        names = list(connection.execute(listed.limit(per_page).offset(number * per_page)).scalars())
+        listed, page = (
+            select(devices.c.device).where(matching),
+            slice(number * per_page, (number + 1) * per_page),
+        )
+        if query.sort in ("", ATTENTION):
+            every = list(connection.execute(listed.order_by(devices.c.device)).scalars())
+            urgent_first = query.down or not query.sort
+            every.sort(key=lambda name: urgency.get(name, 0), reverse=urgent_first)  # stable: then by name
+            names = every[page]
+        else:
+            ordered = listed.order_by(*_order(columns, query, agents))
+            names = list(connection.execute(ordered.limit(per_page).offset(page.start)).scalars())
     shown = select(*(column.label(name) for name, column in columns.items()))
     rows = {
         row.device: row
@@ -152,11 +173,17 @@ def read(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAG
     }
     tagged = registered_tags.of_devices(db, fleet, devices=names)
     return FleetPage(
-        tuple(replace(rows[name], tags=tagged.get(name, {})) for name in names if name in rows),
+        tuple(
+            replace(rows[name], tags=tagged.get(name, {}), reasons=tuple(reasons.get(name, ())))
+            for name in names
+            if name in rows
+        ),
         matches,
         sum(by_status.values()),
         by_status,
-        standing.counts(db, fleet, standing.ONLY),
+        {ATTENTION: len(reasons)}
+        | ({query.only: len(found[query.only])} if query.only in found else {})
+        | standing.counts(db, fleet, standing.ONLY),
         number,
         pages,
         wrong,
@@ -193,12 +220,11 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         ),
         "before": newest(reports.c.before),
         "after": newest(reports.c.after),
-        "drift": standing.DRIFT,
+        "drift": func.coalesce(able["drift"].as_float(), 0.0),
         "epsilon": select(func.max(reports.c.metrics[EPSILON].as_float()))
         .where(mine)
         .correlate(devices)
         .scalar_subquery(),
-        "attention": standing.ATTENTION,
         "agent": func.nullif(selectors.ATTRIBUTES["agent"], ""),
         "fitted": func.coalesce(of_newest_head(reports.c.head), ""),
         "fit_labels": func.coalesce(of_newest_head(reports.c.samples), 0),
@@ -208,6 +234,14 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         "effective": of_measured(TEST_EFFECTIVE),
         "fleet_after": of_measured(FLEET),
     }
+
+
+def _among(names: Collection[str]) -> ColumnElement[bool]:
+    """The condition of these devices, as literal values: a large fleet has more devices than a statement may have parameters."""
+    chosen: BindParameter[Any] = bindparam(
+        None, list(names), expanding=True, literal_execute=True, unique=True
+    )
+    return devices.c.device.in_(chosen)
 
 
 def _agents(db: Database, fleet: str) -> list[str]:
@@ -222,8 +256,6 @@ def _order(
     columns: dict[str, ColumnElement[Any]], query: FleetQuery, agents: Sequence[str]
 ) -> tuple[ColumnElement[Any], ...]:
     """By the chosen column, devices without a value after all others, then by name; `agents` are the versions in their order."""
-    if not query.sort:
-        return (standing.ATTENTION.desc(), devices.c.device)
     key = columns.get(query.sort, devices.c.device)
     if query.sort == "agent":
         places = [(key == agent, place) for place, agent in enumerate(agents)]
@@ -257,21 +289,10 @@ def _status(row: FleetRow) -> str:
 
 
 def message(row: FleetRow) -> str:
-    """Why the device needs attention, and what to do; "" if it does not."""
-    parts = []
+    """Why the device needs attention, and what to do; for a revoked one, which needs none, how to admit it again."""
     if row.standing == "revoked":
-        parts.append(f"certificate revoked; for a new one: edge-fl fleet enrol {row.device}")
-    if row.standing == "quarantined":
-        parts.append(standing.quarantined(row.quarantine))
-    if row.status == "lost":
-        parts.append("connection lost; it reconnects by itself")
-    if row.why:
-        parts.append(standing.alerted(row.why))
-    if row.outlier_score >= 1:
-        parts.append("its newest update differs strongly from the others'")
-    if row.drift:
-        parts.append("its images have changed since its head was fitted")
-    return "; ".join(parts)
+        return f"certificate revoked; for a new one: edge-fl fleet enrol {row.device}"
+    return "; ".join(row.reasons)
 
 
 def _accuracy(row: FleetRow) -> str:
@@ -310,7 +331,7 @@ COLUMNS = (
     PageColumn("Before %", "before", share, True, minor=True),
     PageColumn("Accuracy after %", "after", share, True, cell=_accuracy, wraps=True),
     PageColumn("Fleet's head %", "fleet_after", share, True, minor=True),
-    PageColumn("Message", "attention", number, True, _message),
+    PageColumn("Message", ATTENTION, number, True, _message),
     PageColumn("Release", "release", positive, True),
     PageColumn("Tier", "tier", _named, True, minor=True),
     PageColumn("Head", "head", _named, True, minor=True, cell=_head, wraps=True),
@@ -327,7 +348,7 @@ FALLING = frozenset(column.name for column in COLUMNS if column.falling)
 """Columns that are sorted from the largest at first."""
 DEFAULT = FleetQuery()
 TIERS = {"": "all tiers", "head": "head", "full": "full"}
-ONLY = {"": "all", "attention": "needs attention"}
+ONLY = {"": "all", ATTENTION: "needs attention"}
 COMMANDS = (
     "edge-fl device run --host BROKER --id pi-07 --data folder:/srv/images\nedge-fl fleet up --devices 12"
 )
@@ -394,7 +415,7 @@ def build(board: PageBoard, address: Address) -> None:
     query = query_of(address)
 
     def find() -> FleetPage:
-        return read(board.context.db, board.context.fleet, query)
+        return read(board.context.db, board.context.fleet, query, settings=board.context.alerts)
 
     async def change(**fields: Any) -> None:
         nonlocal query

@@ -29,7 +29,7 @@ from sqlalchemy import (
 from edge_fl.console.units import clock, counted, escape, number
 from edge_fl.errors import InputError
 from edge_fl.failures import SIGNATURE, Failure
-from edge_fl_console.dashboard import standing
+from edge_fl_console import failure_texts
 from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.parts import TOGGLE, PageColumn, device_link, empty, heading, run_link, word
 from edge_fl_server.registry import Database, audit
@@ -130,7 +130,7 @@ def _matching(event: Any, level: str, search: str) -> list[ColumnElement[bool]]:
         columns = (event.kind, event.subject, func.replace(event.text, "_", " "))
         found = [column.icontains(plain, autoescape=True) for column in columns]
         for failure in Failure:
-            if plain.lower() in standing.rejected(failure).lower():
+            if plain.lower() in failure_texts.rejected(failure).lower():
                 found += [
                     and_(event.kind == "rejected", event.text.startswith(f"{failure}:", autoescape=True)),
                     and_(event.kind == "quarantine", event.text.contains(f"of {failure}", autoescape=True)),
@@ -260,18 +260,23 @@ RUNS = frozenset({"run", "round"})
 """Kinds of events whose subject is a device or a run; of all others it is a release."""
 
 
-def text(event: Event) -> str:
-    """What happened, and how often since when."""
+def plain(event: Event) -> str:
+    """What happened."""
     shown = event.text.strip(": ").replace("timed_out", "timed out").replace("rolled_back", "rolled back")
     shown = shown.removeprefix("replaced: ")
     if event.kind == "rejected":
         reason, _, detail = shown.partition(": ")
-        shown = standing.rejected(reason) + (f": {detail}" if detail else "")
+        shown = failure_texts.rejected(reason) + (f": {detail}" if detail else "")
     elif event.kind == "quarantine":
-        shown = standing.quarantined(shown)
+        shown = failure_texts.quarantined(shown)
+    return shown
+
+
+def text(event: Event) -> str:
+    """What happened, and how often since when."""
     often = "" if event.kind == "round" else f"{event.times:,} times "  # rounds are named in the text
     again = f' <span class="quiet">{often}since {clock(event.first)}</span>' if event.times > 1 else ""
-    return escape(shown) + again
+    return escape(plain(event)) + again
 
 
 def subject(event: Event) -> str:

@@ -1,34 +1,48 @@
 """The overview: what needs attention, what personalisation gains, what changed last."""
 
-from collections.abc import Collection, Iterator, Mapping
-from functools import partial
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
+from typing import Any
 
 from msgspec import Struct
 from nicegui import ui
 from sqlalchemy import func, select
 
 from edge_fl import metrics
-from edge_fl.console.units import NOTHING, clock, counted, escape, number, share
-from edge_fl_console.alerts import stored
-from edge_fl_console.dashboard import standing
+from edge_fl.console.units import NOTHING, clock, counted, escape, few, number, share
+from edge_fl_console import accuracy
+from edge_fl_console.accuracy import Change, HeadReports
+from edge_fl_console.alerts import rules, stored
+from edge_fl_console.alerts.rules import AlertSettings, RulePlace
+from edge_fl_console.dashboard import charts, standing
+from edge_fl_console.dashboard.charts import Chart
 from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.pages import fleet as fleets
-from edge_fl_console.dashboard.pages import log, releases
+from edge_fl_console.dashboard.pages import log
 from edge_fl_console.dashboard.pages.log import Event
-from edge_fl_console.dashboard.pages.releases import Change, HeadReports
 from edge_fl_console.dashboard.pages.run import head_only_devices
-from edge_fl_console.dashboard.parts import empty, facts, gain, heading, meaning, means, run_link, word
-from edge_fl_console.dashboard.standing import alerted
-from edge_fl_server.registry import Database, rollouts, runs
+from edge_fl_console.dashboard.parts import (
+    TOGGLE,
+    empty,
+    facts,
+    gain,
+    heading,
+    meaning,
+    means,
+    run_link,
+    word,
+)
+from edge_fl_server.registry import Database, history, registered_devices, rollouts, runs
 from edge_fl_server.registry.fleets import Presence, presence
-from edge_fl_server.registry.registered_devices import of_fleet
 from edge_fl_server.registry.tables import (
     AlertRecord,
+    HistoryRecord,
     RolloutRecord,
     RoundRecord,
     RunRecord,
@@ -38,9 +52,18 @@ from edge_fl_server.registry.tables import (
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.summaries import Paired, is_enough, paired
 
+DAY = "24 h"
+PERIODS = {"hour": 3600, DAY: 86_400, "7 days": 7 * 86_400, "year": 365 * 86_400}
+"""Period of the charts -> seconds."""
+GAP_STEPS, GAP_S = (
+    3,
+    120,
+)  # times the usual distance of points, and the least time, from which no server ran in between
 EVENTS = 8
+MOST_REASONS = 3  # different ones of a rule
 RUNS = 5  # newest runs, among which the last evaluated one is looked for
 MEASURING = ("evaluation", "personal")
+Point = tuple[int, float | None, str]
 Measured = Mapping[str, Mapping[str, float]]
 """Device -> metric -> value."""
 EMPTY: Measured = MappingProxyType({})
@@ -71,9 +94,25 @@ class FullDevices(Struct, frozen=True):
     heads: FleetGain | None = None
 
 
+class Past(Struct, frozen=True):
+    """The history of a period; `known`: there is any, in this period or before."""
+
+    known: bool
+    rows: tuple[HistoryRecord, ...]
+
+
+class Holding(Struct, frozen=True):
+    """The devices for which a rule of this kind holds, and their reasons as text."""
+
+    rule: str
+    kind: str
+    devices: int
+    reasons: str
+
+
 class Overview(Struct, frozen=True):
-    """A fleet of `total` devices. `health` counts those that need attention by group, `whys` those in alert by reason; `raised` are the
-    active alerts of rules.
+    """A fleet of `total` devices, of which `attention` need attention: `health` says by which rules. `raised` are the active alerts that
+    are not about a device.
 
     `served` is the release in service (0: none), `change` that of accuracy by it; `heads` are the reports on it. `run` is the newest
     run, `reached` its newest round, `rollout` the one under way. `fleets` are other fleets of this registry, if this one has no device.
@@ -82,8 +121,8 @@ class Overview(Struct, frozen=True):
     server: Presence
     total: int
     by_status: dict[str, int]
-    health: dict[str, int]
-    whys: dict[str, int]
+    attention: int
+    health: tuple[Holding, ...]
     raised: tuple[AlertRecord, ...]
     served: int
     change: Change
@@ -99,10 +138,12 @@ class Overview(Struct, frozen=True):
     fleets: tuple[str, ...] = ()
 
 
-def read(db: Database, fleet: str) -> Overview:
+def read(db: Database, fleet: str, settings: AlertSettings = rules.DEFAULT) -> Overview:
     """The overview of a fleet. Raises RunError when the registry does not respond."""
-    by_status, alerted = standing.by_status(db, fleet), of_fleet(fleet) & standing.GROUPS["alert"]
-    whys = select(devices.c.why, func.count()).where(alerted).group_by(devices.c.why)
+    by_status = standing.by_status(db, fleet)
+    holding = rules.conditions(RulePlace(db, fleet), settings, of_devices=True)
+    active = stored.active(db, fleet)
+    of_devices = set(registered_devices.names(db, fleet)) if active else set()
     others = [] if by_status else db.rows(select(devices.c.fleet).distinct())
     served, known = rollouts.served_release(db, fleet), runs.listed(db, fleet)[:RUNS]
     moving = standing.on_release(db, fleet, served)
@@ -111,14 +152,18 @@ def read(db: Database, fleet: str) -> Overview:
         server=presence(db, fleet),
         total=sum(by_status.values()),
         by_status=by_status,
-        health=standing.needing_attention(db, fleet),
-        whys=db.pairs(whys),
-        raised=tuple(stored.active(db, fleet)),
+        attention=len(rules.by_device(holding)),
+        health=tuple(
+            Holding(name, settings.rules[name].kind, len(one), reasons(one))
+            for name, one in holding.items()
+            if one
+        ),
+        raised=tuple(alert for alert in active if alert.subject not in of_devices),
         served=served,
-        change=releases.change(db, fleet, served),
+        change=accuracy.change(db, fleet, served),
         head_devices=moving["running"] + moving["others"],
         running=moving["running"],
-        heads=releases.head_reports(db, fleet).get(served, HeadReports()),
+        heads=accuracy.head_reports(db, fleet).get(served, HeadReports()),
         full=next((found for run in known if (found := _full_devices(db, run))), None),
         run=known[0] if known else None,
         reached=rounds[-1] if rounds else None,
@@ -126,6 +171,18 @@ def read(db: Database, fleet: str) -> Overview:
         agents=next(iter(rollouts.listed(db, fleet, "agent")), None),
         events=log.newest(db, fleet, without=("round",), most=EVENTS),
         fleets=tuple(row.fleet for row in others),
+    )
+
+
+def reasons(holding: Mapping[str, str]) -> str:
+    """Why a rule holds, with names or numbers of devices: "pi-07: 90 MB free", or "3 × ..." for equal reasons."""
+    counts = Counter(holding.values())
+    if len(counts) > MOST_REASONS:
+        first = next(iter(holding.items()))
+        return f"{few(holding)}; {first[0]}: {first[1]}"
+    names = {text: device for device, text in holding.items()}
+    return "; ".join(
+        f"{many:,} × {text}" if many > 1 else f"{names[text]}: {text}" for text, many in counts.most_common()
     )
 
 
@@ -190,20 +247,20 @@ BASELINES = {
     metrics.GLOBAL_TEST: "the shared model",
     metrics.PERSONAL_BEFORE: "the same models before the final personalisation",
 }
-GROUPS = {
-    "quarantined": ("bad", "in quarantine, whose reports do not count", "/fleet?only=quarantined"),
-    "alert": ("warn", "in alert", "/fleet?status=alert"),
-    "lost": ("bad", "lost: power, network or memory", "/fleet?status=lost"),
-    "outlier": (
-        "warn",
-        "with an update that differs strongly from the others'",
-        "/fleet?sort=outlier_score&down=1",
-    ),
-    "drift": ("warn", "with images that have changed since the head was fitted", "/fleet?sort=drift&down=1"),
+HEALTH = {
+    "quarantine": ("bad", "in quarantine, whose reports do not count"),
+    "failing": ("warn", "in alert"),
+    "lost": ("bad", "lost: power, network or memory"),
+    "silent": ("bad", "without a connection for long"),
+    "disk": ("warn", "with a full disk, or little space"),
+    "certificate": ("warn", "whose certificate ends soon"),
+    "restarts": ("warn", "whose agent starts again and again"),
+    "drift": ("warn", "with images that have changed since the head was fitted"),
+    "outlier": ("warn", "with an update that differs strongly from the others'"),
 }
-"""Group of devices that need attention -> its colour, what is wrong, and the list of them."""
-OTHERWISE_SHOWN = frozenset({"silent", "drift", "quarantine", "rollout"})
-"""Rules of alerts whose conditions have items of their own."""
+"""Kind of rule that watches devices -> its colour, and what is wrong with them."""
+OTHERWISE_SHOWN = frozenset({"rollout"})
+"""Rules of alerts whose conditions have items of their own, next to those of devices."""
 
 
 class Item(Struct, frozen=True):
@@ -238,14 +295,15 @@ def items(page: Overview, server_up: str = "edge-fl server up", *, elsewhere: bo
     if (rollout := page.agents) and rollout.state in ("paused", "aborted"):
         text = f"The roll-out of agent release {rollout.release} is {rollout.state}"
         yield Item("warn", text, "/releases", escape(rollout.reason))
-    for group, (tone, what, link) in GROUPS.items():
-        if count := page.health[group]:
-            reasons = (f"{many:,} × {escape(alerted(why))}" for why, many in page.whys.items() if why)
-            detail = "; ".join(reasons) if group == "alert" else ""
-            yield Item(tone, f"{counted(count, 'device')} {what}", link, detail)
-    if failed := page.heads.failed:
-        text = f"{counted(failed, 'device')} could not fit a head on release {page.served}"
-        yield Item("bad", text, "/fleet?only=attention")
+    for one in page.health:
+        tone, what = HEALTH[one.kind]
+        named = "" if one.rule == one.kind else f" (rule {one.rule})"
+        yield Item(
+            tone,
+            f"{counted(one.devices, 'device')} {what}{named}",
+            f"/fleet?only={one.rule}",
+            escape(one.reasons),
+        )
     if (change := page.change).found and change.found.high < 0 and not change.rolled_back:
         text = f"Release {page.served} is worse than release {change.other}"
         yield Item("warn", text, "/releases", f"{gain(change.found)} on the same devices, beyond chance")
@@ -258,12 +316,12 @@ def items(page: Overview, server_up: str = "edge-fl server up", *, elsewhere: bo
 def _alert(rule: str, found: list[AlertRecord]) -> Item:
     """The active alerts of one rule."""
     subject = found[0].subject
-    if subject.startswith("release "):
+    if "release " in subject:
         link = "/releases"
     elif subject in ("server", "fleet"):
         link = "/log"
     else:
-        link = f"/device/{subject}" if len(found) == 1 else "/fleet"
+        link = "/fleet"
     of = subject if len(found) == 1 else f"{subject} and {len(found) - 1:,} more"
     return Item("warn", f"Alert {rule}: {of}", link, escape(found[0].text))
 
@@ -345,11 +403,10 @@ def summary(page: Overview, fleet: str) -> str:
         text = f"Fleet {fleet} has no device and no run.{others} Start with one of these:"
         return empty("Nothing here yet", text, fleets.COMMANDS)
     states = ", ".join(f"{count:,} {escape(status)}" for status, count in page.by_status.items())
-    attention = sum(page.health.values())
     return facts(
         {
             "Devices": f'<a href="/fleet">{number(page.total)}</a><div class="quiet">{states}</div>',
-            "Need attention": f'<a href="/fleet?only=attention">{number(attention)}</a>',
+            "Need attention": f'<a href="/fleet?only=attention">{number(page.attention)}</a>',
             "Release in service": _release(page),
             "Newest run": _run(page),
         }
@@ -370,10 +427,63 @@ def _run(page: Overview) -> str:
     return f'{run_link(page.run.run)}<div class="quiet">{word(page.run.state)}, {reached}</div>'
 
 
-def build(board: PageBoard, _: Address) -> None:
+def accuracy_chart(rows: Sequence[HistoryRecord]) -> Chart | None:
+    """Mean accuracy over time; the names have the newest n."""
+    names = {
+        "served": "heads in service",
+        "fleets_head": "fleet's head",
+        "full": "full devices",
+    }
+    curves = []
+    for field, name in names.items():
+        found = [(row, getattr(row, field), getattr(row, f"{field}_n")) for row in rows]
+        if n := next((n for _, _, n in reversed(found) if n), 0):
+            points = [
+                (row.at_s, None if value is None else round(100 * value, 1), _point(name, value, of, row))
+                for row, value, of in found
+            ]
+            curves.append(charts.TimeCurve(f"{name}, n = {n:,}", _with_gaps(points), field == "fleets_head"))
+    return charts.times(curves, "mean accuracy, %")
+
+
+def _point(name: str, value: float | None, n: int, row: HistoryRecord) -> str:
+    on = f", release {row.release}" if row.release and not name.startswith("full") else ""
+    return f"{name}: {share(value)} % (n = {n:,}{on})"
+
+
+def online_chart(rows: Sequence[HistoryRecord]) -> Chart | None:
+    """The connected devices over time, and all of the fleet."""
+    online = [(row.at_s, float(row.online), f"online: {row.online:,} of {row.devices:,}") for row in rows]
+    every = [(row.at_s, float(row.devices), f"devices of the fleet: {row.devices:,}") for row in rows]
+    curves = [
+        charts.TimeCurve("online", _with_gaps(online), steps=True),
+        charts.TimeCurve("devices of the fleet", _with_gaps(every), dashed=True, steps=True),
+    ]
+    return charts.times(curves, "number of devices", least=0)
+
+
+def _with_gaps(points: Iterable[Point]) -> list[Point]:
+    """With an empty point in every time without a server."""
+    found: list[Point] = []
+    now_s = int(time.time())
+    for point in points:
+        if found:
+            last_s = found[-1][0]
+            if point[0] - last_s > max(GAP_STEPS * history.step_s(now_s - last_s), GAP_S):
+                found.append((last_s + 1, None, ""))
+        found.append(point)
+    return found
+
+
+def build(board: PageBoard, address: Address) -> None:
     """Add the page's parts."""
+    period = address.get("period", "")
+    period = period if period in PERIODS else DAY
     context = board.context
-    find = partial(read, context.db, context.fleet)
+
+    def find() -> Overview:
+        return read(context.db, context.fleet, context.alerts)
+
     server_up = context.command("server up")
     elsewhere = context.kept() is None
     ui.html(heading("Overview"), sanitize=False)
@@ -383,4 +493,27 @@ def build(board: PageBoard, _: Address) -> None:
             find, lambda page: health(page, server_up, elsewhere=elsewhere) if page.total or page.run else ""
         )
         board.html(find, lambda page: gained(page) + changed(page) if page.total or page.run else "")
+
+    def past() -> Past:
+        now_s = int(time.time())
+        rows = history.since(context.db, context.fleet, now_s - PERIODS[period])
+        return Past(bool(rows or history.since(context.db, context.fleet, 0)), tuple(rows))
+
+    async def choose(event: Any) -> None:
+        nonlocal period
+        period = event.value
+        ui.navigate.history.replace(f"/?period={period}" if period != DAY else "/")
+        await board.refresh()
+
+    with ui.element("section") as section:
+        ui.html("<h2>Over time</h2>", sanitize=False)
+        with ui.element("div").classes("bar"):
+            ui.toggle({name: f"last {name}" for name in PERIODS}, value=period, on_change=choose).props(
+                TOGGLE
+            )
+    section.set_visibility(False)
+    board.part(past, lambda found: section.set_visibility(found.known))
+    with ui.element("div").classes("halves"):
+        board.chart(past, lambda found: accuracy_chart(found.rows), "Mean accuracy")
+        board.chart(past, lambda found: online_chart(found.rows), "Devices online")
     board.table(find, log.COLUMNS, lambda page: page.events, "Recent changes")

@@ -1,14 +1,16 @@
 """Releases: the devices that run each of them, the current roll-out with its stages, and the buttons that control it."""
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 
 from msgspec import Struct
 from nicegui import ui
-from sqlalchemy import case, func, select
+from sqlalchemy import func, select
 
 from edge_fl.console.units import NOTHING, clock, escape, mean, number, positive, share, size
-from edge_fl_console.dashboard import standing
+from edge_fl.errors import InputError
+from edge_fl_console import accuracy
+from edge_fl_console.accuracy import Change, HeadReports
 from edge_fl_console.dashboard.actions import command_words
 from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.parts import (
@@ -23,46 +25,20 @@ from edge_fl_console.dashboard.parts import (
     run_link,
     word,
 )
-from edge_fl_server.registry import Database, audit, fleets, registered_reports, rollouts
+from edge_fl_server.registry import Database, audit, fleets, rollouts
 from edge_fl_server.registry.fleets import Presence
-from edge_fl_server.registry.registered_devices import of_fleet
-from edge_fl_server.registry.tables import ReleaseRecord, RolloutRecord, devices, reports
-from edge_fl_server.runs.summaries import Paired, of_differences, paired
+from edge_fl_server.registry.registered_devices import HEAD_ONLY, of_fleet
+from edge_fl_server.registry.tables import ReleaseRecord, RolloutRecord, devices
 
 NEWEST = 50
-
-
-class HeadReports(Struct, frozen=True):
-    """The reports of head-only devices on one release: number of devices, of failures, and accuracies, from the newest of each device.
-
-    `after` is the mean of `measured` devices. `gain` is of those that measured the model served before on the same images, too, in the
-    first such report: later ones compare with a head on the same release.
-    """
-
-    devices: int = 0
-    failed: int | None = None
-    measured: int = 0
-    after: float | None = None
-    gain: Paired | None = None
-
-
-class Change(Struct, frozen=True):
-    """The accuracy of the same devices on the release in service compared with that on another one.
-
-    The other one is the release before or, after a roll-back, the one that the fleet left (`rolled_back`; 0: unknown).
-    """
-
-    release: int
-    other: int = 0
-    rolled_back: bool = False
-    found: Paired | None = None
 
 
 class ReleaseRow(Struct, frozen=True):
     """One release and the number of devices that run it, also as a part of all head-only devices.
 
     `startable`: a roll-out of it may start; `served`: the fleet serves it; `older`: than the one that it serves; `replaces`: the release
-    that its first roll-out replaced (0: none); `rolled_back`: a roll-back left it, and it was not rolled out again.
+    that its first roll-out replaced (0: none); `withdrawn`: the roll-out in which it was aborted or rolled back, if it was not rolled out
+    again.
     """
 
     record: ReleaseRecord
@@ -73,7 +49,7 @@ class ReleaseRow(Struct, frozen=True):
     served: bool
     older: bool
     replaces: int
-    rolled_back: bool = False
+    withdrawn: RolloutRecord | None = None
 
 
 class RolloutRow(Struct, frozen=True):
@@ -107,16 +83,16 @@ def read(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
     Then only a server that is online, which has them, can roll one out.
     """
     recent = tuple(rollouts.listed(db, fleet)[:NEWEST])
-    by_release = select(devices.c.release, func.count()).where(of_fleet(fleet), standing.HEAD_ONLY)
+    by_release = select(devices.c.release, func.count()).where(of_fleet(fleet), HEAD_ONLY)
     running = db.pairs(by_release.group_by(devices.c.release))
     head_only = sum(running.values())
-    fitted = head_reports(db, fleet)
+    fitted = accuracy.head_reports(db, fleet)
     current = next((record for record in recent if record.state not in rollouts.OVER), None)
     served = rollouts.served_release(db, fleet) or max(running, default=0)
     replaces = {record.release: record.previous for record in recent if record.previous}
-    back = 0 if current else rollouts.previous_release(db, fleet, served)
-    server, left = fleets.presence(db, fleet), rollouts.rolled_back(recent)
+    server, withdrawn = fleets.presence(db, fleet), rollouts.withdrawn(recent)
     usable = current is None and (kept is not None or server.online)
+    back = _way_back(db, fleet, kept) if usable else 0
     rows = {
         record.release: ReleaseRow(
             record,
@@ -127,76 +103,22 @@ def read(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
             served=record.release == served,
             older=record.release < served,
             replaces=replaces.get(record.release, 0),
-            rolled_back=record.release in left,
+            withdrawn=withdrawn.get(record.release),
         )
         for record in rollouts.releases_of(db, fleet)[:NEWEST]
     }
-    if back not in rows or not rows[back].startable or back >= served:
-        back = 0
     askers = audit.askers(db, fleet)
     shown = tuple(RolloutRow(record, askers.get(record.number, "")) for record in recent)
     agents = tuple(RolloutRow(record) for record in rollouts.listed(db, fleet, "agent")[:NEWEST])
-    by_service = change(db, fleet, served)
+    by_service = accuracy.change(db, fleet, served)
     return ReleasesPage(rows, shown, agents, current, head_only, served, back, server, by_service)
 
 
-def change(db: Database, fleet: str, served: int) -> Change:
-    """The change of accuracy by the release in service."""
-    if left := rollouts.left_release(db, fleet, served):
-        old, new = (
-            _newest_accuracies(db, fleet, release, *_version(db, fleet)) for release in (left, served)
-        )
-        return Change(served, left, True, paired(old, new))
-    found = head_reports(db, fleet).get(served, HeadReports())
-    first = (record.previous for record in reversed(rollouts.listed(db, fleet)) if record.release == served)
-    other = next((release for release in first if release), 0)
-    return Change(served, other, False, found.gain)
-
-
-def head_reports(db: Database, fleet: str) -> dict[int, HeadReports]:
-    """The reports of a fleet by release."""
-    return _head_reports(db, fleet, *_version(db, fleet))
-
-
-def _version(db: Database, fleet: str) -> tuple[int, str]:
-    """Changes with every report: open pages ask every 1.5 s, and reports are only added."""
-    version = select(func.count(), func.max(reports.c.received_at)).where(reports.c.fleet == fleet)
-    ((count, newest),) = db.rows(version)
-    return count, newest or ""
-
-
-@lru_cache(maxsize=8)
-def _newest_accuracies(
-    db: Database, fleet: str, release: int, count: int, newest_at: str
-) -> dict[str, float]:
-    return registered_reports.accuracies_on(db, fleet, release)
-
-
-@lru_cache(maxsize=4)
-def _head_reports(db: Database, fleet: str, count: int, newest_at: str) -> dict[int, HeadReports]:
-    report = reports.c
-    key = (report.release, report.device)
-    is_pair = report.before.is_not(None) & report.after.is_not(None)
-    newest = func.row_number().over(partition_by=key, order_by=(report.received_at.desc(), report.id.desc()))
-    first = func.row_number().over(
-        partition_by=key, order_by=(case((is_pair, 0), else_=1), report.received_at, report.id)
-    )
-    columns = (report.release, report.error, report.before, report.after)
-    mine = (report.fleet == fleet) & (report.kind == "head") & (report.release > 0)
-    each = select(*columns, newest.label("newest"), first.label("first")).where(mine).subquery()
-    current = each.c.newest == 1
-    pair = (each.c.first == 1) & each.c.before.is_not(None) & each.c.after.is_not(None)
-    gain = each.c.after - each.c.before
-    sums = (
-        func.count(case((current, 1))),
-        func.sum(case((current & (each.c.error != ""), 1), else_=0)),
-        func.count(case((current, each.c.after))),
-        func.avg(case((current, each.c.after))),
-        func.count(case((pair, 1))),
-        *(func.avg(case((pair, value))) for value in (gain, gain * gain, each.c.before, each.c.after)),
-    )
-    rows = db.rows(select(each.c.release, *sums).group_by(each.c.release))
-    return {row[0]: HeadReports(row[1], row[2], row[3], row[4], of_differences(*row[5:])) for row in rows}
+def _way_back(db: Database, fleet: str, kept: frozenset[int] | None) -> int:
+    try:
+        return rollouts.way_back(db, fleet, kept=kept).to
+    except InputError:
+        return 0
 
 
 END = (("abort", "Abort", "danger"), ("rollback", "Roll back", "danger"))
@@ -252,12 +174,14 @@ def _origin(row: ReleaseRow) -> str:
 def _start(row: ReleaseRow) -> str:
     if row.served:
         return '<span class="quiet">in service</span>'
-    left = word("rolled_back") + " " if row.rolled_back else ""
+    if found := row.withdrawn:
+        why = f'{word(found.state if found.state == "aborted" else "rolled_back")} <span class="quiet">{escape(found.withdrawal)}</span> '
+        return why + button("again", row.record.release, "Roll out again", "danger") * row.startable
     if not row.startable:
-        return left
+        return ""
     if row.older:
-        return left + button("start", row.record.release, "Roll back to this", "danger")
-    return left + button("start", row.record.release, "Roll out")
+        return button("start", row.record.release, "Roll back to this", "danger")
+    return button("start", row.record.release, "Roll out")
 
 
 RELEASES = (

@@ -22,6 +22,7 @@ from edge_fl_console.dashboard.live import Address, PageBoard, update
 from edge_fl_console.dashboard.parts import PageColumn, button, empty, facts, heading, run_link, word
 from edge_fl_server.registry import Database, fleets, runs
 from edge_fl_server.registry.registered_devices import of_fleet
+from edge_fl_server.registry.runs import RunTraffic
 from edge_fl_server.registry.tables import RoundRecord, RunRecord, devices, rejections, requests
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.summaries import too_few
@@ -38,17 +39,17 @@ DROPPED = case(
 
 
 class RoundRow(Struct, frozen=True):
-    """One round. `dropped` and `rejected` count by reason; `summaries` is empty if the run's folder cannot be read."""
+    """One round. `dropped` and `rejected` count by reason; `summaries` is empty if the run's folder cannot be read.
+
+    `down` and `up` are the bytes that devices received and sent for it.
+    """
 
     record: RoundRecord
     summaries: Mapping[str, Summary] = {}
     dropped: dict[str, int] = {}
     rejected: dict[str, int] = {}
-
-    @property
-    def bytes(self) -> int:
-        """Bytes transferred in both directions."""
-        return self.record.bytes_down + self.record.bytes_up
+    down: int = 0
+    up: int = 0
 
     def mean(self, *names: str) -> Summary | None:
         """The first of these metrics that was measured; of one that only the registry has, its mean and number of clients."""
@@ -79,6 +80,7 @@ class RunPage(Struct, frozen=True):
     final: Mapping[str, Summary] = {}
     heads: Mapping[str, Summary] = {}
     online: bool = True
+    traffic: RunTraffic = RunTraffic()
 
     def newest(self, *names: str) -> tuple[Summary, str] | None:
         """The first of these metrics in the final personalisation or else the newest round that measured one, and which it was."""
@@ -100,13 +102,14 @@ def read(db: Database, fleet: str, run: str = "") -> RunPage | None:
     lines = round_metrics.latest(round_metrics.lines(Path(record.folder) / round_metrics.FILE))
     summaries = {line.round: line.metrics for line in lines if not line.final}
     dropped, current = _requested(db, record.run)
-    rejected = _rejected(db, record.run)
+    rejected, traffic = _rejected(db, record.run), runs.traffic(db, record)
     rows = tuple(
         RoundRow(
             one,
             summaries.get(one.round, {}),
             dropped.get(one.round, {}),
             rejected.get(one.round, {}),
+            *traffic.rounds.get(one.round, (0, 0)),
         )
         for one in runs.rounds_of(db, record.run)
     )
@@ -120,6 +123,7 @@ def read(db: Database, fleet: str, run: str = "") -> RunPage | None:
         final=summarise_reports([found for name, found in final.items() if name not in head_only]),
         heads=summarise_reports([found for name, found in final.items() if name in head_only]),
         online=fleets.presence(db, fleet).online,
+        traffic=traffic,
     )
 
 
@@ -199,7 +203,8 @@ ROUNDS = (
     PageColumn("Dropped out", "dropped", cell=_dropped),
     PageColumn("Rejected", "rejected", lambda counts: _counts(counts) or NOTHING),
     PageColumn("Took", "record.seconds", seconds),
-    PageColumn("Bytes", "bytes", size),
+    PageColumn("Down", "down", size),
+    PageColumn("Up", "up", size),
     PageColumn("Ended, UTC", "record.ended_at", lambda moment: clock(moment)[11:]),
 )
 RUNS = (
@@ -256,7 +261,7 @@ def summary(page: RunPage) -> str:
                 else {}
             ),
             **({"Head-only devices, mean %": _heads(page)} if metrics.PERSONAL_AFTER in page.heads else {}),
-            "Bytes": size(sum(row.bytes for row in page.rounds)),
+            "Traffic of devices": _traffic(page.traffic),
             **({"Devices done": done} if total and record.state == "running" else {}),
         }
     )
@@ -311,6 +316,12 @@ def _heads(page: RunPage) -> str:
     fleet = page.heads.get(metrics.FLEET)
     rest = f"; fleet's head {share(fleet.mean)} (n = {number(fleet.clients)})" if fleet else ""
     return f'{share(found.mean)}<div class="quiet">n = {number(found.clients)}, newest release{rest}</div>'
+
+
+def _traffic(found: RunTraffic) -> str:
+    """Both directions, and what is included."""
+    what = "payloads of releases, models, updates and reports"
+    return f'{size(found.down)} down, {size(found.up)} up<div class="quiet">{what}</div>'
 
 
 def _headline(page: RunPage, *names: str) -> str:

@@ -5,7 +5,8 @@ whether a server is online, and from the local registry, if there is one, when a
 outlier score, and whether its reports count. A state that its device did not sign is flagged.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -21,14 +22,14 @@ from edge_fl.fleet.tags import Tags
 from edge_fl.heads import wording
 from edge_fl.heads.wording import NOT_MEASURED, MeasuredAccuracy
 from edge_fl.secure.signatures import Authorities, ForgedError, require_stated
-from edge_fl.wire.messages import MESSAGES, DeviceState, ServerState
+from edge_fl.wire.messages import BOARD_NOTES, GONE, MESSAGES, DeviceState, ServerState
 from edge_fl.wire.topics import Topics, checked
 from edge_fl_server.mqtt.connector import LeaseLimits, ServerConnect, read_retained
 from edge_fl_server.mqtt.device_packets import decode_cleaned
 from edge_fl_server.mqtt.devices import remote_settings
 from edge_fl_server.mqtt.devices.roster import RosterDevice, fold
 from edge_fl_server.mqtt.statements import is_will, numbers_of
-from edge_fl_server.registry import Database, fleets, registered_reports, registered_tags
+from edge_fl_server.registry import Database, fleets, registered_reports, registered_tags, rollouts
 from edge_fl_server.registry.registered_devices import desired_settings, listed
 from edge_fl_server.registry.tables import DeviceRecord, ReportRecord
 from edge_fl_server.selectors import selected
@@ -54,18 +55,18 @@ COLUMNS: Columns = {
     "samples": Column("samples", rank=4),
     "release": Column("release", _positive),
     "accuracy": Column("accuracy after", units.percent, rank=1),
-    "labels": Column("of scenes", _positive, rank=3),
-    "interval": Column("90 % interval", rank=3),
+    "labels": Column("of scenes", _positive, rank=1),
+    "interval": Column("90 % interval", rank=1),
     "fleet": Column("fleet's head", units.percent, rank=3),
-    "agent": Column("agent", rank=2),
+    "agent": Column("agent", rank=3),
     "agent_update": Column("agent update", prose=True, rank=3),
     "settings": Column("remote settings", rank=3),
     "machine": Column("machine", rank=5),
-    "activity": Column("activity", rank=2),
+    "activity": Column("activity", rank=3),
     "why": "why",
-    "last_seen": Column("last seen, UTC", rank=1),
+    "last_seen": Column("last seen, UTC", rank=2),
+    "reason": Column("reason", prose=True),
     "measured": Column("measured", prose=True, rank=6),
-    "blocked": Column("blocked because", prose=True),
 }
 
 
@@ -83,13 +84,16 @@ def devices(
     limits: LeaseLimits = LIMITS,
     *,
     where: str = "",
+    sort: str = "device",
     authorities: Authorities = (),
 ) -> DeviceList:
     """Read the devices retained on the broker, and what the registry knows of them; add its blocked ones. Only those that `where` selects.
 
-    Raises ConnectError, and InputError for a fleet that is neither in the registry nor on the broker. With the CAs of the devices'
-    certificates (`authorities`) the signatures on their states are checked.
+    Raises ConnectError, and InputError for a fleet that is neither in the registry nor on the broker, or an unknown column to `sort` by.
+    With the CAs of the devices' certificates (`authorities`) the signatures on their states are checked.
     """
+    if sort not in COLUMNS:
+        raise InputError(f"--sort {sort}: no column{nearest(sort, COLUMNS)}", "nothing was listed")
     topics = Topics(checked(fleet, "fleet"))
     chosen = set(selected(db, fleet, where)) if where else None
     registered = {record.device: record for record in listed(db, fleet)}
@@ -123,15 +127,43 @@ def devices(
         registered_reports.newest_accuracies(db, fleet),
         registered_reports.newest_heads(db, fleet),
     )
-    desired = desired_settings(db, fleet)
+    desired, served = desired_settings(db, fleet), rollouts.served_release(db, fleet)
     rows = [
         _row(device, registered.get(id), tagged.get(id, {}), signed.get(id, ""))
         | {"accuracy": accuracies.get(id), "settings": _settings(desired.get(id), device)}
         | _fitted(None if device.tier is Tier.FULL else fitted.get(id))
+        | {"reason": "; ".join(_reasons(device, registered.get(id), served))}
         for id, device in sorted(known.items())
         if chosen is None or id in chosen
     ]
-    return DeviceList(online, rows)
+    return DeviceList(online, sorted(rows, key=lambda row: _order(row[sort])))
+
+
+def _order(value: object) -> tuple[bool, float, list[tuple[int, str]]]:
+    """Ascending, numbers in texts as numbers ("0.9.0" before "0.10.0"), cells without a value last."""
+    if isinstance(value, int | float):
+        return False, value, []
+    parts = re.findall(r"\d+|\D+", str(value or ""))
+    return not parts, 0.0, [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+
+def _reasons(device: RosterDevice, record: DeviceRecord | None, served: int) -> Iterator[str]:
+    """Why a device needs attention, or its accuracy may be low or uncertain."""
+    state, capability = device.state, device.capability
+    if record and record.blocked:
+        yield record.blocked_why
+    if state and state.status in GONE:
+        yield f"{state.status}: not connected"
+    if state and state.why:
+        word = Failure.of(state.why)
+        yield f"{state.why}: {word.explanation}" if word and word.stated else state.why
+    if record and record.outlier_score >= 1:
+        yield "its newest update differs strongly from the others'"
+    if capability and capability.drift:
+        yield "its images have changed since its head was fitted"
+    if state and state.release and served and state.release != served:
+        yield f"it serves release {state.release}, the fleet {served}"
+    yield from capability.notes[BOARD_NOTES:] if capability else ()
 
 
 def _fitted(report: ReportRecord | None) -> dict[str, object]:
@@ -202,6 +234,5 @@ def _row(device: RosterDevice, record: DeviceRecord | None, tags: Tags, signed: 
         "activity": state.activity if state else "",
         "why": state.why if state else "",
         "last_seen": record.seen_at[:19].replace("T", " ") if record else "",
-        "measured": "; ".join(capability.notes) if capability else "",
-        "blocked": record.blocked_why if record else "",
+        "measured": "; ".join(capability.notes[:BOARD_NOTES]) if capability else "",
     }

@@ -16,7 +16,7 @@ import queue
 import secrets
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +35,7 @@ from edge_fl.errors import (
     ProtocolError,
     RunError,
     TrustError,
+    nearest,
 )
 from edge_fl.failures import Failure
 from edge_fl.files import atomic
@@ -86,10 +87,12 @@ def ask(
     *,
     deadline_s: float,
     notify: Callable[[str], None] = lambda line: None,
+    known: Iterable[str] = (),
 ) -> QueryAnswer:
     """Send a query and wait for the complete answer; with `authorities` its signature must be that of the device's certificate.
 
-    `notify` receives a line when the connection was ended and the query is sent again, within the same deadline.
+    `notify` receives a line when the connection was ended and the query is sent again, within the same deadline; `known` are the fleet's
+    devices, of which the one nearest to a mistyped name is named.
 
     Raises InputError for an unknown device, ConnectError without a broker or for a device that is not connected, RunError if the device
     declines, DeadlineError without an answer, TrustError for a wrong signature.
@@ -100,7 +103,7 @@ def ask(
             left_s = max(until - time.monotonic(), 1.0)
             with passing_client(connect, "operator") as (transport, events):
                 once = replace(query, id=secrets.token_hex(8))
-                conversation = _Conversation(topics, checked_device(device), once, events)
+                conversation = _Conversation(topics, checked_device(device), once, events, known)
                 return conversation.hold(transport, authorities, left_s)
         except _InterruptedError as error:
             pause_s = PAUSES.uniform(*PAUSE_S)
@@ -119,8 +122,16 @@ class _InterruptedError(Exception):
 class _Conversation:
     """One query and what arrives in answer to it."""
 
-    def __init__(self, topics: Topics, device: str, query: Query, events: queue.SimpleQueue[Event]) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        device: str,
+        query: Query,
+        events: queue.SimpleQueue[Event],
+        known: Iterable[str],
+    ) -> None:
         self._topics, self._device, self._query, self._events = topics, device, query, events
+        self._known = known
         self._state: DeviceState | None = None
         self._reply: QueryReply | None = None
         self._chunks: dict[int, bytes] = {}
@@ -176,7 +187,8 @@ class _Conversation:
         state, name = self._state, self._device
         if state is None:
             raise InputError(
-                f"fleet {self._topics.fleet!r}: no device {name!r} on this broker, expected one of 'edge-fl fleet list'",
+                f"fleet {self._topics.fleet!r}: no device {name!r} on this broker{nearest(name, self._known)},"
+                " expected one of 'edge-fl fleet list'",
                 "nothing was read",
             )
         if state.status in GONE:

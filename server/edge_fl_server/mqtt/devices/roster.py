@@ -19,10 +19,10 @@ from msgspec import Struct
 from msgspec.structs import replace as replace_fields
 
 from edge_fl.errors import DeadlineError, shortened
+from edge_fl.failures import Failure
 from edge_fl.fields import Tier
 from edge_fl.wire.messages import GONE, PROTOCOL, Capability, DeviceState
 from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
-from edge_fl_server.registry.registered_devices import NO_BOOT
 from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.selectors import Selection
 
@@ -207,6 +207,8 @@ class Roster:
             self._connection.request_rebirth(id)
         if isinstance(message, DeviceState) and message.status != "lost":
             self._detect_duplicates(id, message.boot)
+        if before and isinstance(message, DeviceState) and _has_restarted(before, message):
+            self._journal.record_restart(id, message.boot)
         if now is not None and now is not before:
             numbers = self._connection.statements.numbers(id)
             self._journal.record_device(_record(self._connection.topics.fleet, now, numbers))
@@ -235,8 +237,17 @@ class Roster:
             )
 
 
+def _has_restarted(before: RosterDevice, state: DeviceState) -> bool:
+    """Whether another process of the agent says its state, and the one before did not end as planned.
+
+    A server that has just started knows no process before.
+    """
+    planned = before.state is None or before.state.why == Failure.SHUT_DOWN
+    return state.status != "lost" and not planned and before.boot != state.boot
+
+
 def _record(fleet: str, device: RosterDevice, numbers: Mapping[str, int]) -> DeviceRecord:
-    state = device.state or DeviceState("init", NO_BOOT)
+    state = device.state or DeviceState("init", "none")
     capability = replace_fields(device.capability, signature=None) if device.capability else None
     added = {"fleet": fleet, "device": device.id, "capability": msgspec.to_builtins(capability)}
     added |= {f"signed_{kind}": number for kind, number in numbers.items() if kind != "rpt"}

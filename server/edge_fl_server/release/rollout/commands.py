@@ -14,7 +14,7 @@ from pathlib import Path
 from edge_fl.console import units
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.console.tables import Column, Columns
-from edge_fl.errors import ConnectError, DeadlineError, InputError
+from edge_fl.errors import ConnectError, DeadlineError, GateError, InputError, RunError
 from edge_fl.files.paths import text
 from edge_fl.release.agent import AgentRelease
 from edge_fl.release.manifests import Manifest
@@ -28,7 +28,8 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, audit, rollouts
-from edge_fl_server.registry.tables import DesiredRolloutState, RolloutRecord, Subject
+from edge_fl_server.registry.rollouts import NO_RUN, WayBack
+from edge_fl_server.registry.tables import COMMAND_ENDED, DesiredRolloutState, RolloutRecord, Subject
 from edge_fl_server.release import agent_releases, ownership
 from edge_fl_server.release.export import (
     Description,
@@ -45,8 +46,7 @@ from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, cause
 from edge_fl_server.release.rollout.stored_rollout import request
 
 POLL_S = 0.2
-NO_RUN = "none"  # the run of a release that no run trained
-PAUSED = "its command ended"
+NOTHING = "nothing was requested"
 AGENT_COLUMNS: Columns = {
     "number": "agent release",
     "version": "version",
@@ -66,7 +66,7 @@ COLUMNS: Columns = {
     "method": "method",
     "run_id": "run",
     "round": "round",
-    "kib": Column("size", lambda kib: units.size(1024 * kib), rank=1),
+    "bytes": Column("size", units.size, rank=1),
     "service": "service",
     "state": "roll-out",
     "stage": "stage",
@@ -94,7 +94,8 @@ class ReleaseCommands:
     def rows(self) -> list[dict[str, object]]:
         """The kept releases, newest first, each with the state of its last roll-out and whether the fleet serves it or left it."""
         records = rollouts.listed(self.db, self.fleet)
-        service = dict.fromkeys(rollouts.rolled_back(records), "rolled back")
+        taken_back = rollouts.withdrawn(records).items()
+        service = {release: "rolled back" for release, record in taken_back if record.state != "aborted"}
         service[rollouts.served_release(self.db, self.fleet)] = "in service"
         return [
             {
@@ -102,7 +103,7 @@ class ReleaseCommands:
                 "method": manifest.method,
                 "run_id": manifest.run_id,
                 "round": manifest.round,
-                "kib": -(-manifest.extractor.bytes // 1024),
+                "bytes": manifest.bytes,
                 "service": service.get(manifest.release, ""),
                 **_last_rollout(records, manifest.release),
             }
@@ -135,8 +136,13 @@ class ReleaseCommands:
         unfinished = rollouts.current(self.db, self.fleet)
         return unfinished is None and rollouts.served_release(self.db, self.fleet) == release
 
-    def roll_out(self, release: int | None, plan: RolloutConfig, action: str = "start") -> Request:
-        """Roll out a kept release (None: the last), or resume a paused roll-out. Raises InputError."""
+    def roll_out(
+        self, release: int | None, plan: RolloutConfig, action: str = "start", *, again: bool = False
+    ) -> Request:
+        """Roll out a kept release (None: the last), or resume a paused roll-out.
+
+        Raises InputError, also for a release that was withdrawn, unless `again`.
+        """
         unfinished = rollouts.current(self.db, self.fleet)
         if unfinished and release in (None, unfinished.release):
             return self.steer("running")
@@ -144,6 +150,8 @@ class ReleaseCommands:
         target = kept[-1] if release is None and kept else release
         if target is None or target not in kept:
             raise InputError(f"release {target or 'to roll out'}: not kept, only {kept} are")
+        if not again:
+            _require_not_withdrawn(f"release {target}", rollouts.listed(self.db, self.fleet), target)
         write = partial(request, self.db, self.fleet, target, plan)
         return self._audited(action, f"release {target}", write)
 
@@ -184,12 +192,20 @@ class ReleaseCommands:
             for release in reversed(agent_releases.listed(self.repository))
         ]
 
-    def roll_out_agent(self, targets: Sequence[str], plan: RolloutConfig, *, downgrade: bool) -> Request:
-        """Roll out wheels, the newest kept agent release of a version, or without targets the newest or paused one. Raises InputError."""
+    def roll_out_agent(
+        self, targets: Sequence[str], plan: RolloutConfig, *, downgrade: bool, again: bool = False
+    ) -> Request:
+        """Roll out wheels, the newest kept agent release of a version, or without targets the newest or paused one.
+
+        Raises InputError, also for the wheels of a release that was withdrawn, unless `again`.
+        """
         audit.permit(self.db, self.fleet, self.person, "start", "agent release")  # before anything is signed
         if targets and all(target.endswith(".whl") for target in targets):
             repository = Repository(self.home / self.fleet)
             wheels = [Path(target) for target in targets]
+            if not again and (number := agent_releases.withdrawn(repository, wheels)):
+                records = rollouts.listed(self.db, self.fleet, "agent")
+                _require_not_withdrawn(f"agent release {number}", records, number)
             with audit.acting(
                 self.db,
                 self.fleet,
@@ -203,20 +219,35 @@ class ReleaseCommands:
             unfinished = rollouts.current(self.db, self.fleet, "agent")
             if unfinished and not targets:
                 return self.steer("running", "agent")
-            release = _kept_agent(agent_releases.listed(self.repository), targets)
+            release = self._kept_agent(targets)
         write = partial(request, self.db, self.fleet, release.number, plan, "agent")
         return self._audited("start", f"agent release {release.number}", write)
 
-    def roll_back(self, release: int | None) -> Request:
-        """Go back to a kept release (None: the previous one) on all devices at once. Raises InputError."""
+    def way_back(self, release: int | None = None) -> WayBack:
+        """The roll-back to a release, by default to the newest older good one (`rollouts.way_back`). Raises InputError."""
+        kept = frozenset(manifest.release for manifest in self.repository.releases())
+        return rollouts.way_back(self.db, self.fleet, release or 0, kept)
+
+    def roll_back(self, way: WayBack) -> Request:
+        """Go back to an older release on all devices at once. Raises InputError."""
         unfinished = rollouts.current(self.db, self.fleet)
-        if unfinished and release in (None, unfinished.previous):
+        if unfinished and unfinished.previous == way.to:
             return self.steer("rolled_back")
-        last = next(iter(rollouts.listed(self.db, self.fleet)), None)
-        target = release or (last.previous if last else 0)
-        if not target:
-            raise InputError(f"fleet {self.fleet!r}: there is no release to go back to")
-        return self.roll_out(target, RolloutConfig(stages=ALL_AT_ONCE), "rollback")
+        return self.roll_out(way.to, RolloutConfig(stages=ALL_AT_ONCE), "rollback")
+
+    def _kept_agent(self, targets: Sequence[str]) -> AgentRelease:
+        """The newest agent release that was not withdrawn, of one version or any. Raises InputError."""
+        kept = agent_releases.listed(self.repository)
+        found = [one for one in kept if not targets or targets == [one.version]]
+        if usable := [one for one in found if not one.withdrawn]:
+            return usable[-1]
+        where = f"agent release {' '.join(targets)}"
+        if found:
+            record = rollouts.withdrawn(rollouts.listed(self.db, self.fleet, "agent")).get(found[-1].number)
+            why = record.withdrawal if record else "its roll-out was aborted"
+            raise InputError(f"{where}: {why}; expected its wheels (.whl) and --again", NOTHING)
+        versions = ", ".join(release.version for release in kept if not release.withdrawn) or "none"
+        raise InputError(f"{where}: expected wheels (.whl) or one kept version ({versions})", NOTHING)
 
     def carry_out(
         self, request: Request, report: Callable[[str], None], deadline_s: float, watch: Watch = unwatched
@@ -290,7 +321,7 @@ class ReleaseCommands:
         if record and record.state == "running":
             rollouts.steer(self.db, number, "paused")
             if changed := rollouts.get(self.db, number):
-                rollouts.advance(self.db, changed, state="paused", reason=PAUSED)
+                rollouts.advance(self.db, changed, state="paused", reason=COMMAND_ENDED)
 
     def is_online(self) -> bool:
         """Whether a server is online. Raises ConnectError without a broker, ConfigError if the fleet is that of another registry."""
@@ -302,7 +333,7 @@ class ReleaseCommands:
                 return False
             return connector.is_alive(self.connect, topics, state.boot, connector.LIMITS)
         except ConnectError as error:
-            raise ConnectError(error.message, consequence="nothing was requested") from error
+            raise ConnectError(error.message, consequence=NOTHING) from error
 
 
 def _last_rollout(records: Sequence[RolloutRecord], release: int) -> dict[str, str]:
@@ -314,16 +345,25 @@ def _last_rollout(records: Sequence[RolloutRecord], release: int) -> dict[str, s
     return dict.fromkeys(("state", "stage", "reason"), "")
 
 
-def _kept_agent(kept: Sequence[AgentRelease], targets: Sequence[str]) -> AgentRelease:
-    usable = [release for release in kept if not release.withdrawn]
-    found = [release for release in usable if not targets or targets == [release.version]]
-    if not found:
-        versions = ", ".join(release.version for release in usable) or "none"
-        raise InputError(
-            f"agent release {' '.join(targets)}: expected wheels (.whl) or one kept version ({versions})",
-            "nothing was requested",
-        )
-    return found[-1]
+def failure(record: RolloutRecord) -> GateError | RunError:
+    """The error of a command whose roll-out ended in another state than it should."""
+    agent = record.subject == "agent"
+    abort, listing = (
+        f"edge-fl release abort{' --agent' * agent}",
+        f"edge-fl release {'agents' if agent else 'list'}",
+    )
+    consequence = {
+        "paused": f"its devices keep it until '{abort}'; '{listing}' shows it",
+        "aborted": "its devices return to the release before",
+    }.get(record.state, "")
+    kind = GateError if record.by_gate else RunError
+    return kind(f"{record.name}: {record.state}, {record.reason}", consequence)
+
+
+def _require_not_withdrawn(name: str, records: Sequence[RolloutRecord], release: int) -> None:
+    """Raise InputError if the release was aborted or rolled back in these roll-outs, newest first."""
+    if record := rollouts.withdrawn(records).get(release):
+        raise InputError(f"{name}: {record.withdrawal}; expected --again to roll it out once more", NOTHING)
 
 
 def _same(kept: Manifest, manifest: Manifest) -> bool:

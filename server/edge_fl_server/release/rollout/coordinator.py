@@ -44,7 +44,7 @@ from edge_fl_server.release.fleet_head import FleetExtra
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.gates import Outcome, outcome_of
-from edge_fl_server.release.rollout.stages import Stages, withdrawn_releases
+from edge_fl_server.release.rollout.stages import Stages, unproven_releases
 from edge_fl_server.release.rollout.stored_rollout import StoredRollout, assignment_id
 
 log = logging.getLogger(__name__)
@@ -258,10 +258,10 @@ class RolloutCoordinator:
 
         Releases that were withdrawn, or that no panel has let pass, do not count.
         """
-        withdrawn = withdrawn_releases(rollouts.listed(self._db, self._fleet))
+        unproven = unproven_releases(rollouts.listed(self._db, self._fleet))
         for other in reversed(self._repository.releases()):
             same = other.extractor == manifest.extractor and extends(manifest.classes, other.classes)
-            if same and name in other.extras and other.release not in withdrawn:
+            if same and name in other.extras and other.release not in unproven:
                 return self._publisher.kept(other.extras[name])
         return None
 

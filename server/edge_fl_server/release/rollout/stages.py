@@ -12,15 +12,15 @@ cannot show a loss of half the accuracy.
 
 import hashlib
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from edge_fl.failures import UNLABELLED
 from edge_fl_server.recipes.recipe import RolloutConfig
-from edge_fl_server.registry.rollouts import OVER
-from edge_fl_server.registry.tables import RolloutRecord, RolloutState
+from edge_fl_server.registry.rollouts import OVER, withdrawn
+from edge_fl_server.registry.tables import BY_HAND, RolloutRecord, RolloutState
 from edge_fl_server.release.rollout import gates
 from edge_fl_server.release.rollout.gates import Evidence, Outcome
 
@@ -147,7 +147,7 @@ def steered(stages: Stages, desired: RolloutState) -> Stages:
     """Apply a desired state: "paused" and "running" can alternate, "aborted" and "rolled_back" are final."""
     if stages.over or desired in (stages.state, "completed"):
         return stages
-    return replace(stages, state=desired, reason="" if desired == "running" else "by hand")
+    return replace(stages, state=desired, reason="" if desired == "running" else BY_HAND)
 
 
 def with_panel(plan: RolloutConfig, devices: Collection[str], release: int) -> RolloutConfig:
@@ -159,16 +159,16 @@ def with_panel(plan: RolloutConfig, devices: Collection[str], release: int) -> R
     return msgspec.structs.replace(plan, stages=tuple(sorted({math.nextafter(last, 1.0), 1.0})))
 
 
-def withdrawn_releases(rollouts: Iterable[RolloutRecord]) -> set[int]:
-    """Releases whose newest roll-out was aborted or rolled back, or did not get beyond the first of several stages; newest first."""
+def unproven_releases(rollouts: Sequence[RolloutRecord]) -> set[int]:
+    """Releases that were withdrawn, or whose newest roll-out did not get beyond the first of several stages; of roll-outs newest first."""
     newest: dict[int, RolloutRecord] = {}
     for record in rollouts:
         newest.setdefault(record.release, record)
-    return {release for release, record in newest.items() if _is_withdrawn(record)}
+    return {release for release, record in newest.items() if _is_in_first_stage(record)} | withdrawn(
+        rollouts
+    ).keys()
 
 
-def _is_withdrawn(record: RolloutRecord) -> bool:
-    if record.state in ("aborted", "rolled_back"):
-        return True
+def _is_in_first_stage(record: RolloutRecord) -> bool:
     staged = len(record.plan.get("stages", ())) > 1 and record.plan["stages"] != "auto"
     return staged and record.state != "completed" and record.stage == 0

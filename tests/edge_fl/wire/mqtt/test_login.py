@@ -86,7 +86,7 @@ def test_a_wrong_password_ends_every_command_with_one_line_and_code_2(
     for command in (
         ["broker", "check", *at],
         ["fleet", "list", *at],
-        ["fleet", "up", "--head", "1", *at],
+        ["fleet", "up", "--head-only", "1", *at],
         ["server", "run", "demo", *here],
     ):
         assert main(command) == 2
