@@ -4,7 +4,8 @@ Comments directly above a code block control how its commands are tested:
 
     ```console            lines that begin with "$ " are run in order in a temporary folder, one per page; each must succeed.
     $ edge-fl ...         It contains photo.png, pictures/ with a folder per class, a wheel of edge-fl 0.2.0, and every block of the page
-    ```                   whose first line is "# NAME.py" or "# NAME.toml".
+    ```                   whose first line is "# NAME.py" or "# NAME.toml". Lines below a command are its output: the headings of a table
+                          must be those that it prints.
     <!-- read after README.md -->   anywhere on the page: continue in the other page's folder, with its running services
     <!-- run side by side -->       run all commands of the block concurrently; the last one has to end, services are stopped afterwards
     <!-- run with --set rounds=1 -->    add these options to every command that has them, to shorten it
@@ -89,6 +90,18 @@ class Block:
             for line in found
             if re.match(r"(edge-fl|python|make|pip|ssh|install) ", line)
         ]
+
+    @property
+    def headings(self) -> dict[str, list[str]]:
+        """By command: the headings of the table that is shown below it."""
+        found: dict[str, list[str]] = {}
+        command = ""
+        for line in self.text.replace("\\\n", " ").splitlines():
+            if line.startswith("$ "):
+                command = re.split(r"\s#\s", line.removeprefix("$ "))[0].strip()
+            elif command and len(cells := re.split(r"\s{2,}", line.strip())) > 1:
+                found.setdefault(command, cells)
+        return found
 
 
 def blocks(page: Path) -> list[Block]:
@@ -273,12 +286,15 @@ class Session:
     def run(self, block: Block) -> None:
         """Run a block. Raises AssertionError with the output of a failed command."""
         wanted = [self._as_run(command, block) for command in block.commands]
+        headings = {self._as_run(command, block): cells for command, cells in block.headings.items()}
         if at_once := "run side by side" in block.notes:
             self._stop()
         for number, command in enumerate(wanted):
             self._start(command)
             if not at_once or number == len(wanted) - 1:
-                self._wait()
+                printed = self._wait()
+                missing = [cell for cell in headings.get(command, ()) if cell not in printed]
+                assert not missing, f"$ {command}\nno {missing} in\n{printed[:2000]}"
             else:
                 time.sleep(SETTLE_S)  # the order is free; a running broker only saves retries
         for command, process, output in self._serving[:-1]:
@@ -315,9 +331,12 @@ class Session:
                 text=True,
             )
 
-    def _wait(self) -> None:
+    def _wait(self) -> str:
+        """Wait for the newest command to succeed -> its output."""
         command, process, output = self._serving[-1]
-        assert process.wait(DEADLINE_S) == 0, f"$ {command}\n{output.read_text()[-2000:]}"
+        code, printed = process.wait(DEADLINE_S), output.read_text()
+        assert code == 0, f"$ {command}\n{printed[-2000:]}"
+        return printed
 
     def _stop(self) -> None:
         for _, process, _ in self._serving:

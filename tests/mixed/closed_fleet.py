@@ -52,7 +52,7 @@ class Machine:
         """The options that name this machine's folders and broker, as far as the command has them."""
         group, name, *_ = command.split()
         if (group, name) in {("fleet", "certificates"), ("fleet", "enrol"), ("broker", "certificate")}:
-            return ["--home", str(self.identities)]
+            return ["--identities", str(self.identities)]
         options = ["--home", str(self.runs / "releases")]
         if (group, name) == ("server", "backup"):
             return [*options, "--identities", str(self.identities)]
@@ -73,7 +73,7 @@ class Machine:
         return found
 
     def start_broker(self) -> None:
-        options = ("--home", str(self.identities), "--dir", str(self.runs / "broker"))
+        options = ("--identities", str(self.identities), "--dir", str(self.runs / "broker"))
         broker = self.children.start("broker", "broker", "up", "--port", str(self.port), *options)
         self.children.wait_listening(broker, self.port, START_S)
         self.services.append(broker)

@@ -34,9 +34,9 @@ class Paired(Struct, frozen=True):
     @property
     def words(self) -> str:
         """The difference with its interval and n: "+2.1 points (95 % CI +0.7 to +3.5, n = 12)"."""
-        low, high = (units.points(end).removesuffix(" points") for end in (self.low, self.high))
+        mean, low, high = units.difference(self.mean, self.low, self.high)
         interval = "" if isnan(self.low) else f"95 % CI {low} to {high}, "
-        return f"{units.points(self.mean)} ({interval}n = {self.n:,})"
+        return f"{mean} points ({interval}n = {self.n:,})"
 
     @property
     def meaning(self) -> str:

@@ -305,7 +305,7 @@ def test_a_name_whose_certificate_ended_is_enrolled_again_in_its_own_folder(
 def test_certificates_that_end_soon_and_what_renews_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home = ["--home", str(tmp_path)]
+    home = ["--identities", str(tmp_path)]
 
     def listed(*options: str) -> dict[str, str]:
         capsys.readouterr()
