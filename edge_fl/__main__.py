@@ -20,7 +20,7 @@ def main() -> int:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
         elif isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # nothing that is printed ends a command
-    from edge_fl.signals import interrupting
+    from edge_fl.signals import interrupting, stop_of
 
     try:
         if interruptible:
@@ -29,9 +29,10 @@ def main() -> int:
             from edge_fl.cli import main as run
 
             return run()
-    except KeyboardInterrupt:
-        sys.stderr.write("edge-fl: interrupted\n")
-        return 130
+    except KeyboardInterrupt as error:
+        words, code = stop_of(error)
+        sys.stderr.write(f"edge-fl: {words}\n")
+        return code
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -2,7 +2,8 @@
 
 Each entry point is a function `register(app: App) -> None` in a package's `cli` module, which imports nothing heavy before a command runs.
 Every error ends as one line on stderr and an exit code: 0 success, 1 run failed, 2 cannot connect or access denied, 3 deadline or gate,
-4 bad input, 130 interrupted by Ctrl-C or SIGTERM, 141 standard output was closed by its reader.
+4 bad input, 130 stopped by Ctrl-C, 143 stopped by SIGTERM, 141 standard output was closed by its reader. A command that serves until it is
+stopped ends with 0 by either signal (`edge_fl.signals.serving`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from edge_fl.console.output import QUIET
 from edge_fl.errors import EdgeFLError, InputError, encodable
 from edge_fl.files import paths
 from edge_fl.options import Expanded, option
-from edge_fl.signals import interrupting
+from edge_fl.signals import Terminated, interrupting, stop_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "edge_fl.commands"
 CORE = ("broker", "devices", "server")  # their commands are listed before those of extensions
 COMPLETE = "_EDGE_FL_COMPLETE"  # environment variable: a shell asks for completions of its command line
-INTERRUPTED, OUTPUT_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE
+OUTPUT_CLOSED = 141  # 128 + SIGPIPE
 PARENT = "EDGE_FL_PARENT"  # environment variable: the process that this command ends with
 PR_SET_PDEATHSIG = 1
 # click's ClickException, which typer contains but does not export: raised for an invalid command line
@@ -158,8 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _end_with(int(parent))
             app = load(metadata.entry_points(group=ENTRY_POINTS))
             return _run(app, list(sys.argv[1:] if arguments is None else arguments))
-    except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
+    except KeyboardInterrupt as error:
+        return _fail(*stop_of(error))
 
 
 def _end_with(parent: int) -> None:
@@ -169,7 +170,7 @@ def _end_with(parent: int) -> None:
 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it ended before
-        raise KeyboardInterrupt
+        raise Terminated
 
 
 def _run(app: App, arguments: list[str]) -> int:
@@ -197,13 +198,15 @@ def _exit_code(error: BaseException, app: App, arguments: Sequence[str]) -> int:
         case typer.Exit():
             return error.exit_code
         case KeyboardInterrupt():
-            return _fail("interrupted", INTERRUPTED)
+            return _fail(*stop_of(error))
         case EdgeFLError():
             return _fail(str(error), error.exit_code)
         case UsageError():
             return _fail(_usage(error, app), InputError.exit_code)
+        case typer.Abort() if isinstance(error.__cause__, KeyboardInterrupt):
+            return _fail(*stop_of(error.__cause__))
         case typer.Abort():
-            return _fail("interrupted", INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else 1)
+            return _fail("no answer; nothing was changed", EdgeFLError.exit_code)
         case MemoryError():
             return _fail(f"out of memory: {error}; no result", EdgeFLError.exit_code)
         case OSError() if lost := _flush(sys.stdout, probe="\n"):

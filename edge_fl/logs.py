@@ -1,4 +1,4 @@
-"""Logs: JSON, one object per line on stderr with run, round and device; a limit of lines per sender; failures that repeat.
+"""Logs: JSON, one object per line on stderr with run, round and device; a limit of lines per sender; lines of many; failures that repeat.
 
 A process works on one run at a time, so run and round are set once per process (`set_context`); the device is given per record:
 `log.warning(..., extra={"device": id})`.
@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -25,6 +25,7 @@ FORMAT = "EDGE_FL_LOG_FORMAT"  # an environment variable, inherited by child pro
 _context: dict[str, Any] = {}
 AT_ONCE = 10  # lines
 EVERY_S = 20.0  # one more line
+GROUP_S = 1.0  # a line of many devices waits for those of the others
 MAX_SENDERS = 10_000  # a client may invent names without end: all beyond this number share one limit
 OTHERS = ""
 
@@ -142,6 +143,37 @@ class LogLimit:
             self._usage = {
                 name: usage for name, usage in self._usage.items() if now_s - usage.at_s < silent_s
             }
+
+
+class GroupedLines(logging.Handler):
+    """Writes lines of many devices on stderr: equal ones of GROUP_S are one line, with the first device and the number of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: dict[str, list[str]] = {}
+        self._timer: threading.Timer | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line until GROUP_S after the first of those that wait."""
+        who, _, what = encodable(self.format(record)).partition(": ")
+        self._waiting.setdefault(what, []).append(who)  # under the handler's lock
+        if self._timer is None:
+            self._timer = threading.Timer(GROUP_S, self.flush)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        with self.lock or nullcontext():
+            lines, self._waiting = self._waiting, {}
+            if self._timer:
+                self._timer.cancel()
+            self._timer = None
+        for what, names in lines.items():
+            others = len({*names}) - 1
+            who = f"{names[0]} and {others:,} more" if others else names[0]
+            with suppress(OSError, ValueError):  # ValueError: stderr was closed at the end of the process
+                sys.stderr.write(f"{who}: {what}\n" if what else f"{who}\n")
 
 
 class Outage:

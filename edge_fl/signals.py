@@ -1,9 +1,9 @@
 """Signals: how they ended a process, in words, and how Ctrl-C and SIGTERM end a command.
 
-That is by KeyboardInterrupt, but never in the middle of an import, and for certain. torch and other packages run Python code inside C++
-functions while they are imported. An exception there ends the process (SIGABRT, or SIGSEGV). So the exception of a signal that comes during
-an import is raised on the line after it. Other functions in C, such as those that convert settings, may swallow an exception of Python code
-that they call. So it is raised again where edge-fl's own code goes on without it.
+That is by KeyboardInterrupt, of which `Terminated` stands for SIGTERM, but never in the middle of an import, and for certain. torch and
+other packages run Python code inside C++ functions while they are imported. An exception there ends the process (SIGABRT, or SIGSEGV). So
+the exception of a signal that comes during an import is raised on the line after it. Other functions in C, such as those that convert
+settings, may swallow an exception of Python code that they call. So it is raised again where edge-fl's own code goes on without it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
+from typing import NamedTuple
 
 REPEATED_S = 1.0
 OURS = "edge_fl"
@@ -22,6 +24,38 @@ IMPORTING = "<frozen importlib._bootstrap>"
 """File name of the first frame of every import."""
 
 _terminated_s = -REPEATED_S
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: something ends the command as planned, such as systemd, a script or a parent."""
+
+
+class Stop(NamedTuple):
+    """How a signal stopped a command, in words, and the exit code of one that was not done."""
+
+    words: str
+    code: int
+
+
+STOPS = {
+    signal.SIGINT: Stop("stopped by Ctrl-C", 130),
+    signal.SIGTERM: Stop("stopped by SIGTERM", 143),
+}
+"""The signals that stop a command; exit codes as those of a shell, 128 and the number of the signal."""
+
+
+def stop_of(error: KeyboardInterrupt) -> Stop:
+    """Which signal an exception stands for."""
+    return STOPS[signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT]
+
+
+@contextmanager
+def serving(show: Callable[[str], object]) -> Iterator[None]:
+    """A block that serves until a signal stops it, which is its planned end; `show` receives how, in words."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        show(stop_of(error).words)
 
 
 def name(code: int) -> str:
@@ -66,12 +100,13 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         repeated, _terminated_s = now_s - _terminated_s < REPEATED_S, now_s
         if repeated:
             return
+    error = Terminated if number == signal.SIGTERM else KeyboardInterrupt
     if (waiting := importing or _ours(frame)) and sys.gettrace() in (None, _pass):
-        waiting.f_trace = _raise if importing else _expect
+        waiting.f_trace = partial(_raise if importing else _expect, error)
         sys.settrace(_pass)  # without it no frame is traced
         if importing:
             return
-    raise KeyboardInterrupt
+    raise error
 
 
 def _importing(frame: FrameType | None) -> FrameType | None:
@@ -95,16 +130,16 @@ def _pass(frame: FrameType, event: str, argument: object) -> None:
     """Trace nothing."""
 
 
-def _raise(frame: FrameType, event: str, argument: object) -> None:
-    """Raise KeyboardInterrupt on the frame's next line, or where it returns or gets an exception."""
+def _raise(error: type[KeyboardInterrupt], frame: FrameType, event: str, argument: object) -> None:
+    """Raise `error` on the frame's next line, or where it returns or gets an exception."""
     sys.settrace(None)
     frame.f_trace = None
-    raise KeyboardInterrupt
+    raise error
 
 
-def _expect(frame: FrameType, event: str, argument: object) -> None:
+def _expect(error: type[KeyboardInterrupt], frame: FrameType, event: str, argument: object) -> None:
     """The same, unless an exception has reached the frame first."""
     if event != "exception":
-        _raise(frame, event, argument)
+        _raise(error, frame, event, argument)
     sys.settrace(None)
     frame.f_trace = None

@@ -43,7 +43,7 @@ def test_a_simulation_with_the_pool_engine_leaves_nothing(number: signal.Signals
         assert len(command.pids()) >= 2 + processes.cores() and shared
         os.kill(command.process.pid, number)
         command.require_clean_end(shared)
-        assert command.process.wait() == (-number if number == KILL else 130)
+        assert command.process.wait() == (-number if number == KILL else 128 + number)
         assert not command.says("Traceback")
 
 
@@ -52,7 +52,7 @@ def test_an_interrupt_of_all_processes_prints_one_line(tmp_path: Path) -> None:
         command.wait_for(lambda: command.says("round 3/"))
         os.killpg(command.process.pid, signal.SIGINT)  # as a terminal does
         command.require_clean_end(set())
-        assert command.says("edge-fl: interrupted") and not command.says("Traceback")
+        assert command.says("edge-fl: stopped by Ctrl-C") and not command.says("Traceback")
 
 
 @pytest.mark.parametrize("processor_s", [1.0, pytest.param(2.0, marks=LATER)])
@@ -63,7 +63,7 @@ def test_an_early_interrupt_gives_no_traceback(processor_s: float, tmp_path: Pat
         command.require_clean_end(set())
         # by the signal if it came while a string was executed, as in dataclasses: Python then repeats it at its end
         assert command.process.wait() in (130, -signal.SIGINT)
-        assert command.output().splitlines()[-1] == "edge-fl: interrupted"
+        assert command.output().splitlines()[-1] == "edge-fl: stopped by Ctrl-C"
         assert not command.says("Traceback")
 
 

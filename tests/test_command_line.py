@@ -180,7 +180,7 @@ def test_ctrl_c_in_the_first_second_gives_one_line(after_s: float, tmp_path: Pat
             _, error = child.communicate(timeout=60)
         finally:
             child.kill()
-    if error.endswith("edge-fl: interrupted\n"):
+    if error.endswith("edge-fl: stopped by Ctrl-C\n"):
         assert child.returncode in SHELLS_130 and "Traceback" not in error
     else:  # Python itself was starting, or ending
         assert child.returncode in (1, *SHELLS_130) and "edge_fl" not in error

@@ -84,7 +84,7 @@ sys.argv = ["edge-fl", "--version"]
 runpy.run_module("edge_fl", run_name="__main__")
 """
     done = subprocess.run([sys.executable, "-c", starting], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "edge-fl: interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "edge-fl: stopped by Ctrl-C\n")
 
 
 def test_an_import_that_fails_does_not_lose_the_interrupt(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
-from edge_fl import process_limits
+from edge_fl import process_limits, signals
 from edge_fl.cli import App
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
@@ -162,9 +162,9 @@ def up(
     stopping = StopRequest()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        stopping.set()
+        stopping.set(signals.STOPS[signal.Signals(number)].words)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in signals.STOPS:
         signal.signal(number, stop)
     at = broker.endpoint
     registrar = Registrar(authority, at.host, at.port, options.fleet) if authority else nullcontext()
@@ -181,7 +181,7 @@ def up(
         supervisor = Supervisor(broker, RegisterSync(broker, authority) if authority else None, print_status)
         while not stopping.wait(WATCH_S):
             supervisor.update(stopping)
-    print_status("mosquitto stopped")
+    print_status(f"mosquitto: {stopping.how}")
 
 
 def config(options: BrokerOptions) -> None:

@@ -124,8 +124,13 @@ def dependencies(apt_cache: str) -> list[str]:
 
 
 def _installed() -> Iterator[Path]:
+    """Each mosquitto once, although /sbin is a link to /usr/sbin on most systems."""
+    seen = set[Path]()
     for folder in dict.fromkeys((*os.get_exec_path(), *FOLDERS)):
-        if program := shutil.which("mosquitto", path=folder):
+        if (program := shutil.which("mosquitto", path=folder)) and (
+            real := Path(program).resolve()
+        ) not in seen:
+            seen.add(real)
             yield Path(program)
 
 

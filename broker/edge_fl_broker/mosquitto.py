@@ -39,6 +39,8 @@ certificates name the clients: returning clients are disconnected every second u
 DATABASE = "mosquitto.db"
 DAMAGED = f"{DATABASE}.damaged-"
 KEPT_DAMAGED = 3
+STAMP = re.compile(r"^\d{4}-\d\d-\d\dT[\d:]+: ")
+RUNNING = re.compile(r"mosquitto version \S+ running")
 UNREADABLE = re.compile(
     r"open database|persistent database|Unsupported chunk|Incompatible database", re.IGNORECASE
 )
@@ -112,11 +114,16 @@ class Mosquitto:
         """
         write_files(settings, self.program, "the previous access list stays in force")
         self.settings = settings
-        if self.program.version >= RELOADS:
+        if self.reloads:
             os.kill(self.pid, signal.SIGHUP)
         else:
             self.stop()
             self.restart()
+
+    @property
+    def reloads(self) -> bool:
+        """Whether clients stay connected while it reloads."""
+        return self.program.version >= RELOADS
 
     def save(self) -> None:
         """Save sessions and retained messages to disk now. Raises ConnectError if mosquitto is not running."""
@@ -146,18 +153,24 @@ class Mosquitto:
         return self._process is None or self._process.poll() is not None
 
     def end_reason(self) -> str:
-        """Exit status or signal of a mosquitto that ended, and the end of its log."""
+        """Exit status or signal of a mosquitto that ended, and the end of its log since it ran."""
         code = self._process.returncode if self._process else None
         if code is None:
             return self.log_tail()
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        return f"{how}; {self.log_tail()}"
+        return f"{how}; {self.log_tail(since=RUNNING)}"
 
-    def log_tail(self, lines: int = 3) -> str:
-        """The last lines of the log, in one line."""
-        with contextlib.suppress(OSError):
-            return " | ".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
-        return "no log"
+    def log_tail(self, lines: int = 3, since: re.Pattern[str] | None = None) -> str:
+        """The last lines of the log, in one line: all equal ones once, and only those after the last that matches `since`."""
+        try:
+            logged = self.log_path.read_text(errors="replace").splitlines()
+        except OSError:
+            return "no log"
+        begin = max(
+            (place for place, line in enumerate(logged, 1) if since and since.search(line)), default=0
+        )
+        told = dict.fromkeys(STAMP.sub("", line) for line in logged[begin:])
+        return " | ".join([*told][-lines:]) or "nothing in its log"
 
     def __enter__(self) -> Self:
         self.start()

@@ -37,10 +37,13 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
+        self.how = ""
         self._requests: SimpleQueue[None] = SimpleQueue()  # its `put` may interrupt its `get`
         self._is_set = False
 
-    def set(self) -> None:
+    def set(self, how: str = "") -> None:
+        """Request it; `how` says what did, in words."""
+        self.how = how
         self._requests.put(None)
 
     def wait(self, timeout_s: float) -> bool:
@@ -71,6 +74,7 @@ class Supervisor:
         self._broker, self._sync, self._notify, self._limits = broker, sync, notify, limits
         self._started_s, self._restarts = time.monotonic(), 0
         self._failed = ""  # why the last restart or reload failed
+        self._told = ""  # why mosquitto ended last
         self._full = False
 
     def update(self, stopping: StopRequest) -> None:
@@ -102,8 +106,9 @@ class Supervisor:
             )
         pause_s = min(limits.max_pause_s, limits.min_pause_s * 2.0**self._restarts)
         self._restarts += 1
+        why, self._told = "again, for the same reason" if reason == self._told else f"({reason})", reason
         self._notify(
-            f"mosquitto ended ({reason}); restart {self._restarts} of at most {limits.max_restarts} in {pause_s:g} s"
+            f"mosquitto ended {why}; restart {self._restarts} of at most {limits.max_restarts} in {pause_s:g} s"
         )
         if stopping.wait(pause_s):
             return

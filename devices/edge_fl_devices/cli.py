@@ -104,6 +104,8 @@ def _run(settings: RemoteSettings, children: Children) -> int:
                 return 0
             try:
                 code = run_device(settings, connect, runner, children, full_worker, progress, tick)
+                if runner.how:
+                    print_status(f"{settings.config.id}: disconnected, {runner.how}")
                 if not runner.continues:
                     return code
                 settings.begin()

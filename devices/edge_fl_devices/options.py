@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from edge_fl.console.output import is_quiet
 from edge_fl.options import FOLDERS, ConnectionOptions, option
+from edge_fl.signals import STOPS
 
 if TYPE_CHECKING:
     from edge_fl_devices.runtime.runner import Runner
@@ -133,16 +134,16 @@ def stop_on_signal(runner: Runner) -> None:
 
     def stop(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
-        runner.stop()
+        runner.stop(STOPS[signal.Signals(number)].words)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPS:
         signal.signal(number, stop)
 
 
-def log_warnings() -> None:
-    """Log warnings to stderr; under `--quiet` only errors."""
+def log_warnings(handler: logging.Handler | None = None) -> None:
+    """Log warnings to stderr, or with `handler`; under `--quiet` only errors."""
     level = logging.ERROR if is_quiet() else logging.WARNING
-    handler = logging.StreamHandler()
+    handler = handler or logging.StreamHandler()
     handler.setLevel(level)  # the agent's own log takes more (`edge_fl_devices.remote.log_file`)
     logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
 

@@ -8,6 +8,7 @@ from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from edge_fl import signals
 from edge_fl.cli import App
 from edge_fl.console import units
 from edge_fl.console.output import confirm, print_status
@@ -96,7 +97,7 @@ def serve(
     if known is None and (file := config or settings_file()):
         known = settings.from_options(file, {"folder": folder})
     place = Path(known.folder) if known else folder or DEVICE_FOLDER
-    with serving(place, known, host, port, answers.values) as service:
+    with signals.serving(print_status), serving(place, known, host, port, answers.values) as service:
         service.run()
 
 
@@ -121,7 +122,7 @@ def watch(
     connection: ConnectionOptions,
 ) -> None:
     """Predict the newest frame of a camera, again and again: one JSON object per line."""
-    from contextlib import ExitStack
+    from contextlib import ExitStack, nullcontext
 
     import msgspec
 
@@ -132,7 +133,7 @@ def watch(
 
     if folder is None:
         folder = Path(settings.from_options(config, {}).folder) if config else DEVICE_FOLDER
-    with ExitStack() as stack:
+    with nullcontext() if limit else signals.serving(print_status), ExitStack() as stack:
         model = CurrentModel(folder, **answers.values)
         print_threshold(model.current())
         publisher = None

@@ -15,6 +15,8 @@ from edge_fl.files.folder import FolderListing
 from edge_fl.files.paths import JOINERS, composed, is_utf8, text
 
 LONGEST = 100  # characters
+SKIPPED = "skipped: "
+"""In a device's note about files that it does not use, before the reason."""
 OUTSIDE = "in a folder that is not in the class list"
 """Begins the reason why a device skips a picture: it sends these reasons with counts, but no name of a folder."""
 UNUSABLE = "in a folder whose name cannot be a class"

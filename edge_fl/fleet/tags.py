@@ -16,10 +16,12 @@ from edge_fl.files import paths
 from edge_fl.untrusted import NOT_JSON
 
 TAGS_FILE = "tags.json"
-TEXTS = tuple("name status standing activity why tier head arch python onnxruntime agent".split())
+TEXTS = tuple("name status standing activity why tier head arch".split())
+VERSIONS = ("python", "onnxruntime", "agent")
 NUMBERS = ("release", "samples", "memory_mb", "disk_free_mb", "drift")
-"""Attributes that a device reports or the server decides; no tag may have their names."""
-RESERVED = frozenset({*TEXTS, *NUMBERS, "and", "or", "not"})
+ATTRIBUTES = (*TEXTS, *VERSIONS, *NUMBERS)
+"""What a device reports or the server decides; no tag may have their names."""
+RESERVED = frozenset({*ATTRIBUTES, "and", "or", "not"})
 KEY = re.compile(r"[a-z][a-z0-9_.-]{0,31}\Z")
 VALUE = re.compile(r"[\w.:/+-]{1,64}\Z", re.ASCII)
 

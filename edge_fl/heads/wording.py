@@ -18,8 +18,12 @@ from edge_fl.heads import fleet, residual
 from edge_fl.heads.probability_calibration import LEAST_MEASURED, Calibration
 
 NOT_MEASURED = "not measured yet"
-COUNTED = "scenes"
-"""What an accuracy is measured on."""
+COUNTED, TEST_IMAGES = "scenes", "test images"
+"""What the accuracy of a head is measured on, and that of a full device."""
+NO_SCENE = f"0 of {LEAST_MEASURED} {COUNTED}: a class counts from its second scene on"
+NOTHING_YET = "nothing fitted yet"
+OWN_MODEL = "own model, trained in runs"
+"""What a full device predicts with."""
 NOT_PERSONAL = "fleet's head, not personal yet"
 WITH_LABELS = "fleet's head with own labels"
 OWN = "own head (the fleet's contradicts these labels)"
@@ -34,14 +38,16 @@ FEW_SCENES = 200
 class MeasuredAccuracy(NamedTuple):
     """An accuracy on `n` scenes, None if it is not measured; of the fleet's head on the same ones, None without one.
 
-    Of a full device `n` are test images. effective: how many scenes that all count alike would be as certain
-    (`edge_fl.data.grouping.effective`).
+    effective: how many scenes that all count alike would be as certain (`edge_fl.data.grouping.effective`). is_reported: the device said
+    on how many scenes. counted: what `n` are.
     """
 
     accuracy: float | None
     n: int
     fleet: float | None = None
     effective: float = 0.0
+    is_reported: bool = False
+    counted: str = COUNTED
 
     @classmethod
     def of(cls, accuracy: float | None, n: int, fleet: float | None, effective: float | None = None) -> Self:
@@ -54,8 +60,8 @@ class MeasuredAccuracy(NamedTuple):
     def of_calibration(cls, found: Calibration) -> Self:
         """From the out-of-fold predictions of a head."""
         if not found.is_measured:
-            return cls(None, found.scenes)
-        return cls(found.accuracy, found.scenes, found.fleet_accuracy, found.effective)
+            return cls(None, found.scenes, is_reported=True)
+        return cls(found.accuracy, found.scenes, found.fleet_accuracy, found.effective, is_reported=True)
 
     @classmethod
     def of_report(cls, found: Mapping[str, float]) -> Self:
@@ -65,7 +71,7 @@ class MeasuredAccuracy(NamedTuple):
             int(found.get(metrics.TEST_SAMPLES, 0)),
             found.get(metrics.FLEET),
             found.get(metrics.TEST_EFFECTIVE),
-        )
+        )._replace(is_reported=metrics.TEST_SAMPLES in found)
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -81,6 +87,11 @@ class MeasuredAccuracy(NamedTuple):
         return f"{100 * ends[0]:.0f} to {100 * ends[1]:.0f} %" if ends else ""
 
     @property
+    def reach(self) -> str:
+        """Like "90 % interval 74 to 89 %"; "" without one."""
+        return f"90 % interval {self.range}" if self.range else ""
+
+    @property
     def gain(self) -> str:
         """The fleet's head on the same scenes and the gain over it; "" without one."""
         if self.accuracy is None or self.fleet is None:
@@ -88,16 +99,37 @@ class MeasuredAccuracy(NamedTuple):
         return f"fleet's head {percent(self.fleet)} on the same, {points(self.accuracy - self.fleet)}"
 
     @property
+    def figure(self) -> str:
+        """Like "83.0 % of 60 scenes", or why there is none."""
+        if self.accuracy is None:
+            few = f"{self.n} of {LEAST_MEASURED} {self.counted}" if 0 < self.n < LEAST_MEASURED else ""
+            why = few or (NO_SCENE if self.is_reported and not self.n else "")
+            return f"{NOT_MEASURED} ({why})" if why else NOT_MEASURED
+        return percent(self.accuracy) + (f" of {self.n:,} {self.counted}" if self.n else "")
+
+    @property
     def words(self) -> str:
         """Like "83.0 % of 60 scenes (90 % interval 74 to 89 %; fleet's head 76.0 % on the same, +7.0 points)", or why there is none."""
-        if self.accuracy is None:
-            if 0 < self.n < LEAST_MEASURED:
-                return f"{NOT_MEASURED} ({self.n} of {LEAST_MEASURED} {COUNTED})"
-            return NOT_MEASURED
-        of = f" of {self.n:,} {COUNTED}" if self.n else ""
-        reach = f"90 % interval {self.range}" if self.range else ""
-        rest = "; ".join(filter(None, (reach, self.gain)))
-        return f"{percent(self.accuracy)}{of}" + (f" ({rest})" if rest else "")
+        rest = "; ".join(filter(None, (self.reach, self.gain)))
+        return f"{self.figure} ({rest})" if rest else self.figure
+
+
+class DeviceWords(NamedTuple):
+    """What a device predicts with, and how good that is: shown in these words by the device, the fleet's list and the dashboard."""
+
+    head: str
+    measured: MeasuredAccuracy
+
+    @classmethod
+    def of_report(
+        cls, kind: str, labels: int, found: Mapping[str, float] | None, *, full: bool = False
+    ) -> Self:
+        """From the device's newest report on a head, of a full device the newest with an accuracy; None before the first."""
+        if found is None:
+            return cls(NOTHING_YET, MeasuredAccuracy(None, 0))
+        if full:
+            return cls(OWN_MODEL, MeasuredAccuracy.of_report(found)._replace(counted=TEST_IMAGES))
+        return cls(fitted_words(kind, labels, found), MeasuredAccuracy.of_report(found))
 
 
 def head_words(kind: str, labels: int, own_weight: float = 0.0) -> str:

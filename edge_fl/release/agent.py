@@ -19,7 +19,7 @@ from edge_fl.console import units
 from edge_fl.errors import ArtefactError, brief
 from edge_fl.failures import Failure
 from edge_fl.fields import ServerSignature
-from edge_fl.untrusted import NOT_JSON
+from edge_fl.untrusted import NOT_JSON, decoder
 
 FIELD = "agents"
 Number = Annotated[int, Meta(ge=0, le=2**40)]
@@ -84,7 +84,7 @@ def listed(entries: object) -> list[AgentRelease]:
     """Decode the field `agents`, by number. Raises ArtefactError."""
     try:
         texts = entries if isinstance(entries, Iterable) else []
-        releases = [msgspec.json.decode(text, type=AgentRelease) for text in texts]
+        releases = [decoder(AgentRelease).decode(text) for text in texts]
     except (TypeError, *NOT_JSON) as error:
         raise ArtefactError(
             f"signed metadata: agent release: {brief(error)}",

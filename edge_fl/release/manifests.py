@@ -19,7 +19,7 @@ from edge_fl.failures import Failure
 from edge_fl.files.paths import composed
 from edge_fl.heads.plan import HeadPlan
 from edge_fl.inputs import InputSpec
-from edge_fl.untrusted import NOT_JSON
+from edge_fl.untrusted import NOT_JSON, converted, decoder
 
 Precision = Literal["fp32", "int8"]
 ExtraName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}\Z")]
@@ -136,7 +136,7 @@ def encode(manifest: Manifest) -> bytes:
 def decode(payload: bytes | str) -> Manifest:
     """Decode and validate a manifest. Raises ArtefactError."""
     try:
-        manifest = msgspec.json.decode(payload, type=Manifest)
+        manifest = decoder(Manifest).decode(payload)
     except NOT_JSON as error:
         raise ArtefactError(
             f"manifest: {error}", Failure.MANIFEST, consequence="release not installed"
@@ -153,7 +153,7 @@ def decode(payload: bytes | str) -> Manifest:
 def listed(entries: Iterable[object]) -> list[Entry]:
     """Convert metadata entries to `Entry`, in the order of publication. Raises ArtefactError."""
     try:
-        return sorted((msgspec.convert(entry, Entry) for entry in entries), key=lambda entry: entry.serial)
+        return sorted((converted(entry, Entry) for entry in entries), key=lambda entry: entry.serial)
     except msgspec.ValidationError as error:
         raise ArtefactError(
             f"signed metadata: {brief(error)}", Failure.MANIFEST, consequence="no release can be read"

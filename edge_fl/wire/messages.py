@@ -20,7 +20,7 @@ from edge_fl.errors import ProtocolError, brief
 from edge_fl.fields import Count, DeviceSignature, Id, Name, Number, ServerSignature, Text, Version
 from edge_fl.fleet.remote_settings import DesiredSettings, SettingsStatus
 from edge_fl.release.agent import AgentUpdate, UpdateStatus
-from edge_fl.untrusted import NOT_JSON
+from edge_fl.untrusted import NOT_JSON, decoder
 
 PROTOCOL = "1.0"
 
@@ -366,7 +366,7 @@ def decode(payload: bytes, kind: type[M]) -> M:
     if _depth(payload) > MAX_JSON_DEPTH:
         raise ProtocolError(f"{name}: nested deeper than {MAX_JSON_DEPTH}")
     try:
-        message = msgspec.json.decode(payload, type=kind)
+        message = decoder(kind).decode(payload)
         # msgspec skips unknown fields and keeps the last of two equal keys, so check every key again
         json.loads(payload.decode(), object_pairs_hook=unique_keys, parse_int=str, parse_float=str)
     except (ValueError, *NOT_JSON) as error:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from edge_fl.errors import ProtocolError, brief
+from edge_fl.untrusted import converted
 from edge_fl.wire.messages import unique_keys
 
 Array = NDArray[Any]
@@ -163,7 +164,7 @@ def _split(payload: memoryview, limits: TensorLimits) -> tuple[memoryview, memor
 def _entries(header: memoryview, limits: TensorLimits) -> dict[str, TensorEntry]:
     try:
         tree = json.loads(bytes(header), object_pairs_hook=unique_keys)
-        entries = msgspec.convert(tree, dict[str, TensorEntry])
+        entries = converted(tree, dict[str, TensorEntry])
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise ProtocolError(f"tensors: header: {brief(error)}") from error
     if len(entries) > limits.max_tensors:

@@ -77,10 +77,14 @@ class Connected:
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The connection was lost; the transport reconnects unless `final`."""
+    """The connection ended; the transport reconnects unless `final`, and its owner says so. planned: somebody ended it on purpose."""
 
     reason: str
     final: bool = False
+    planned: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.reason} (planned)" if self.planned else self.reason
 
 
 Event = Connected | Disconnected | Packet

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from edge_fl import signals
 from edge_fl.cli import App, Commands
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
@@ -104,10 +105,11 @@ def dashboard(
     from edge_fl_console.dashboard.serve import DashboardSettings, serve
 
     token = os.environ.get("EDGE_FL_DASHBOARD_TOKEN", "")
-    serve(
-        DashboardSettings(place.location, place.fleet, place.home, host, port, token, cert, key, login, oidc),
-        print_status,
+    settings = DashboardSettings(
+        place.location, place.fleet, place.home, host, port, token, cert, key, login, oidc
     )
+    with signals.serving(print_status):
+        serve(settings, print_status)
 
 
 def mcp(
@@ -118,7 +120,7 @@ def mcp(
     from edge_fl_console.alerts import rules
     from edge_fl_server.registry import Database, fleets
 
-    with closing(Database.existing(place.location)) as db:
+    with signals.serving(print_status), closing(Database.existing(place.location)) as db:
         fleets.require(db, place.fleet)
         settings = rules.load(rules.path_of(place.home, place.fleet), db, place.fleet)
         assistant.server(db, place.fleet, settings).run()

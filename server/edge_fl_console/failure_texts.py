@@ -4,6 +4,8 @@ import re
 
 from edge_fl.failures import Failure
 
+LOST = "connection lost without notice (power, network or memory); it connects again by itself"
+"""What a device is that was not stopped and not revoked."""
 _BECAUSE = re.compile(r"because of (\w+)")
 
 

@@ -2,18 +2,18 @@
 
 from sqlalchemy import case, func, select
 
-from edge_fl.wire.messages import GONE
 from edge_fl_console import accuracy
 from edge_fl_console.accuracy import HeadReports
+from edge_fl_server.mqtt.devices.roster import AVAILABLE
 from edge_fl_server.registry import Database, history, rollouts
 from edge_fl_server.registry.history import HOUR_S, STEP_S
-from edge_fl_server.registry.registered_devices import UNKNOWN, of_fleet
+from edge_fl_server.registry.registered_devices import of_fleet
 from edge_fl_server.registry.tables import HistoryRecord, devices
 
 
 def of_now(db: Database, fleet: str, now_s: int) -> HistoryRecord:
     """The figures at present."""
-    connected = devices.c.status.not_in((*GONE, UNKNOWN))
+    connected = devices.c.status.in_(AVAILABLE)
     counts = select(func.count(), func.count(case((connected, 1)))).where(of_fleet(fleet))
     ((known, online),) = db.rows(counts)
     served = rollouts.served_release(db, fleet)

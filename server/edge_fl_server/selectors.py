@@ -1,7 +1,7 @@
 """Selectors: expressions over the tags and attributes of devices, such as ``site=berlin and not arch=armv7l``, and the devices that match.
 
     site=berlin and (tier=full or not arch=armv7l)      tags and attributes
-    memory_mb>=1024, samples<50                          numbers: = != < <= > >=
+    memory_mb>=1024, agent<0.2.0                         numbers and versions: = != < <= > >=
     site=berlin,paris                                    one of several values
     pi-0*, name=pi-0*                                    device names; * and ? stand for any characters
     @cameras                                             a saved group
@@ -20,13 +20,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
+from functools import lru_cache
 from operator import eq, ge, gt, le, lt
 from typing import Any
 
+from packaging.version import Version
 from sqlalchemy import ColumnElement, select
 
 from edge_fl.errors import ConfigError, EdgeFLError, nearest, shortened, similar
-from edge_fl.fleet.tags import KEY, NUMBERS, TEXTS
+from edge_fl.fleet import tags
+from edge_fl.fleet.tags import KEY, NUMBERS, VERSIONS
 from edge_fl_server.registry import Database, registered_devices, registered_tags
 from edge_fl_server.registry.registered_devices import STANDING, of_fleet
 from edge_fl_server.registry.tables import devices
@@ -43,7 +46,7 @@ Device = Mapping[str, Value]
 """The tags and attributes of one device, with its `name`."""
 Expression = Callable[[Device], bool]
 """Whether a device matches."""
-COMPARISONS: dict[str, Callable[[float, float], bool]] = {"=": eq, "<": lt, ">": gt, "<=": le, ">=": ge}
+COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {"=": eq, "<": lt, ">": gt, "<=": le, ">=": ge}
 log = logging.getLogger(__name__)
 REFRESH_S = 5.0
 _ABLE = devices.c.capability
@@ -203,9 +206,9 @@ class _Parser:
         operator = self._token
         if operator in COMPARISONS or operator == "!=":
             key, at = self._tokens[self._next - 1]
-            if key not in TEXTS and not KEY.match(key):
+            if key not in tags.ATTRIBUTES and not KEY.match(key):
                 raise SelectorError(
-                    f"selector {self._text!r}: position {at}: {key!r}, expected a key: a tag or one of {', '.join(TEXTS + NUMBERS)}"
+                    f"selector {self._text!r}: position {at}: {key!r}, expected a key: a tag or one of {', '.join(tags.ATTRIBUTES)}"
                 )
             self._next += 1
             return self._comparison(key, operator)
@@ -238,17 +241,25 @@ class _Parser:
         value = self._token
         if not value or not _is_word(value):
             raise self._error(f"expected a value for {key}")
+        compared = COMPARISONS["=" if operator == "!=" else operator]
         if key in NUMBERS:
             if not NUMBER.match(value):
                 raise self._error(f"expected a number: {key} is one")
             self._count(1)
-            bound = float(value)
-            equal = _number(key, COMPARISONS["=" if operator == "!=" else operator], bound)
+            equal = _number(key, compared, float(value))
         elif operator in ("=", "!="):
             equal = _text(key, self._patterns(key, value))
+            if key in VERSIONS and (bound := version(value)):  # 0.2 is 0.2.0
+                equal = _version(key, compared, bound)
+        elif key in VERSIONS:
+            if (bound := version(value)) is None:
+                raise self._error(f"expected a version, such as 0.2.0: {key} is one")
+            self._count(1)
+            equal = _version(key, compared, bound)
         else:
+            ordered = (*NUMBERS, *VERSIONS)
             raise self._error(
-                f"expected = or != before it: {key} is no number, only {', '.join(NUMBERS)} are"
+                f"expected = or != before it: {key} is no number or version, only {', '.join(ordered)} are{similar(key, ordered)}"
             )
         self._next += 1
         self.keys.add(key)
@@ -296,6 +307,25 @@ def _number(key: str, holds: Callable[[float, float], bool], bound: float) -> Ex
         return isinstance(value, int | float) and holds(value, bound)
 
     return matches
+
+
+def _version(key: str, holds: Callable[[Version, Version], bool], bound: Version) -> Expression:
+    """A version compares with a bound; false for a device without one, or with one that is none."""
+
+    def matches(device: Device) -> bool:
+        found = version(str(device.get(key, "")))
+        return found is not None and holds(found, bound)
+
+    return matches
+
+
+@lru_cache(maxsize=1024)
+def version(text: str) -> Version | None:
+    """The version of this text, in the order of Python packages: 0.9.0 is before 0.10.0; None for anything else."""
+    try:
+        return Version(text)
+    except ValueError:  # InvalidVersion is one, and so are digits beyond Python's limit
+        return None
 
 
 def _not(inner: Expression) -> Expression:

@@ -20,6 +20,7 @@ from edge_fl.cli import App, load, main
 from edge_fl.console.output import QUIET, Format, print_status, show_table
 from edge_fl.errors import ConfigError, ConnectError, DeadlineError, RunError
 from edge_fl.options import FormatOption
+from edge_fl.signals import Terminated
 
 EDGE_FL = [sys.executable, "-m", "edge_fl"]
 HEAVY = {
@@ -80,7 +81,9 @@ def test_an_error_of_edge_fl_prints_one_line_and_returns_its_exit_code(
 
 def test_an_interrupt_prints_a_line_and_returns_130(capsys) -> None:
     assert cli._run(app_with(raising(KeyboardInterrupt())), ["go"]) == 130
-    assert capsys.readouterr() == ("", "edge-fl: interrupted\n")
+    assert capsys.readouterr() == ("", "edge-fl: stopped by Ctrl-C\n")
+    assert cli._run(app_with(raising(Terminated())), ["go"]) == 143
+    assert capsys.readouterr() == ("", "edge-fl: stopped by SIGTERM\n")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """JSON log lines contain run, round and device."""
 
 import json
+import logging
 import subprocess
 import sys
 
@@ -39,3 +40,32 @@ def test_text_stays_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     logs.configure(logs.LogFormat.TEXT)
     print_status("round 3/5")
     assert capsys.readouterr().err == "round 3/5\n"
+
+
+def test_equal_lines_of_many_devices_are_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "GROUP_S", 60.0)
+    log, lines = logging.getLogger("edge_fl.grouped"), logs.GroupedLines()
+    log.addHandler(lines)
+    try:
+        for device in ("sim-2", "sim-0", "sim-2", "sim-1"):
+            log.warning("%s: connection lost; connecting again", device)
+        log.warning("sim-0: the broker denied a topic")
+        assert not capsys.readouterr().err
+        lines.flush()
+    finally:
+        log.removeHandler(lines)
+    assert capsys.readouterr().err.splitlines() == [
+        "sim-2 and 2 more: connection lost; connecting again",
+        "sim-0: the broker denied a topic",
+    ]
+
+
+def test_a_line_of_many_devices_comes_without_a_later_one(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = logs.GroupedLines()
+    lines.handle(logging.makeLogRecord({"msg": "sim-1: connection lost"}))
+    timer = lines._timer
+    assert timer is not None
+    timer.join(60)
+    assert capsys.readouterr().err == "sim-1: connection lost\n"

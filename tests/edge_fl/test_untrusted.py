@@ -1,6 +1,7 @@
 """Numbers and JSON of other programs."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import unquote
@@ -11,8 +12,10 @@ import pytest
 from edge_fl import metrics
 from edge_fl.errors import ArtefactError
 from edge_fl.heads import from_arrays
+from edge_fl.release import manifests
 from edge_fl.untrusted import NOT_JSON, whole
 from tests.numbers import WRONG_NUMBERS
+from tests.releases import MakeRelease
 
 PACKAGES = ("edge_fl", "broker", "devices", "server")
 
@@ -49,3 +52,33 @@ def test_no_module_catches_a_part_of_what_a_decoder_raises_or_parses_digits_itse
         if re.search(r"msgspec\.DecodeError|\.isdigit\(|\.isnumeric\(", line)
     ]
     assert not found
+
+
+FIRST_READ_BY_THREADS = """
+import sys, threading
+from edge_fl.release.manifests import decode
+
+sys.setswitchinterval(1e-5)
+payload, begin, read = sys.stdin.read(), threading.Barrier(4), []
+
+def work():
+    begin.wait()
+    read.append(decode(payload).release)
+
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(read)
+"""
+
+
+def test_threads_that_read_the_first_message_of_a_type_do_not_crash(make_release: MakeRelease) -> None:
+    """As the threads of a simulated fleet do; msgspec alone ended two of three such processes by SIGSEGV."""
+    payload = manifests.encode(make_release(7)[0])
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, "-c", FIRST_READ_BY_THREADS], input=payload, capture_output=True, check=False
+        )
+        assert (done.returncode, done.stdout) == (0, b"[7, 7, 7, 7]\n"), done.stderr

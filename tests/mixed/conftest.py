@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ class Site:
     families: set[str] = field(default_factory=set)
     devices: dict[str, Device] = field(default_factory=dict)
     data: Callable[[str], ClientData] = data_of
+    fit: FitSettings = field(default_factory=partial(FitSettings, ""))
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -104,7 +105,7 @@ class Site:
                 HeadWorker(
                     name,
                     store,
-                    FitSettings(heads[name]),
+                    replace(self.fit, kind=heads[name]),
                     loader=LocalFeatureLoader(lambda c, i, d=data: d(), store.folder),
                     fitter=fit_here,
                     runtime=runtime,

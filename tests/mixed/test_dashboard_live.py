@@ -209,7 +209,7 @@ def test_a_roll_out_is_started_and_rolled_back_from_the_page(live: Live, browser
         eventually(lambda: live.serving() == {1})
         page.wait_for_selector("text=Last roll-out: release 1, completed")
 
-        page.click("[data-act='start:2']")
+        page.click("[data-act='again:2']")
         page.click("#confirm")
         eventually(lambda: live.serving() == {2})
         page.wait_for_selector("text=Last roll-out: release 2, completed")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from edge_fl.cli import main
+from edge_fl.console.units import size
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.release.manifests import Manifest
 from edge_fl.wire.mqtt.transport import MqttTransport
@@ -94,7 +95,16 @@ def test_a_published_file_is_served_and_classes_grow_without_losing_heads(
         assert operator.publish("cat,dog") == 0
         before = {device: operator.head(device) for device in ("h1", "h2")}
         first = accuracies(operator, 1)
-    assert capsys.readouterr().out == "completed\n"
+    printed = capsys.readouterr()
+    assert printed.out == "completed\n"
+    (published,) = operator.releases
+    assert published.bytes == published.extractor.bytes + sum(one.bytes for one in published.extras.values())
+    assert f"release 1: {size(published.bytes)}, " in printed.err
+    assert main(["release", "list", "--format", "json", *operator.options[2:]]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    with closing(operator.database) as db:
+        (recorded,) = rollouts.releases_of(db, "main")  # what the dashboard shows
+    assert listed["bytes"] == recorded.bytes == published.bytes
     assert first.keys() == {"h1", "h2"} and all(value is not None for value in first.values())
     assert [head.head.classes for head in before.values()] == [2, 2]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from edge_fl.errors import ConfigError
+from edge_fl.errors import ConfigError, shortened
 from edge_fl.files.paths import text
 from edge_fl.wire.host_names import ANYWHERE, own_addresses
 from edge_fl.wire.identity import CA_FILE, CERT_FILE, KEY_FILE
@@ -13,6 +13,8 @@ from edge_fl_broker.config import BrokerSettings, Certificates
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_broker.provision.register import denied, named, next_end
+
+MAX_NAMED = 8
 
 
 def require(home: Path) -> None:
@@ -37,6 +39,24 @@ def with_register(settings: BrokerSettings, authority: Authority) -> BrokerSetti
         settings,
         named=tuple(named(rows, now)),
         denied=tuple(denied(rows, now)),
+    )
+
+
+RESTARTED = ": mosquitto was restarted for it, so all clients reconnect (planned)"
+
+
+def _changes(before: BrokerSettings, now: BrokerSettings) -> str:
+    """Which names have other rights than before; "" for none, as after a revoked certificate whose name has a new one."""
+    lost, won = {*now.denied} - {*before.denied}, {*before.denied} - {*now.denied}
+    named = {*now.named} - {*before.named}, {*before.named} - {*now.named}
+    lists = {
+        "denied": lost,
+        "no longer denied": won,
+        "rights by name": named[0],
+        "no longer by name": named[1],
+    }
+    return "; ".join(
+        f"{what}: {shortened(sorted(names), MAX_NAMED)}" for what, names in lists.items() if names
     )
 
 
@@ -73,16 +93,22 @@ class RegisterSync:
             self._broker.restart()
             self._certificate = certificate
             self._renew_at = self._authority.broker_identity().renew_at
-            return "certificate reloaded"
+            return f"certificate reloaded{RESTARTED}"
         if stamps == self._seen and not (self._next_end and now >= self._next_end):
             return ""
         settings, ended = with_register(self._broker.settings, self._authority), self._revoked()
-        changed = settings != self._broker.settings or ended != self._ended
+        before = self._broker.settings
+        changed = settings != before or ended != self._ended
         if changed:
             self._broker.reload(settings)
         self._seen, self._ended = stamps, ended
         self._next_end = next_end(self._authority.register.rows(), now)
-        return "access list reloaded" if changed else ""
+        if not changed:
+            return ""
+        what = "; ".join(
+            filter(None, (_changes(before, settings), "" if self._broker.reloads else RESTARTED[2:]))
+        )
+        return "access list reloaded" + (f": {what}" if what else "")
 
     def _stamp(self) -> int:
         return (self._authority.home / "broker" / CERT_FILE).stat().st_mtime_ns

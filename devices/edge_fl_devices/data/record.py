@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from edge_fl.data import grouping
+from edge_fl.data.class_names import SKIPPED
 from edge_fl.data.grouping import Groups
 from edge_fl.data.limits import UNKNOWN_DEPTH, Depth
 from edge_fl.data.samples import Labels
@@ -114,7 +115,7 @@ class DataReport:
     def notes(self) -> list[str]:
         """Remarks for the fleet's operator; they are sent, so they contain no file names."""
         notes = [
-            f"{count} file{'' if count == 1 else 's'} skipped: {reason}"
+            f"{count} file{'' if count == 1 else 's'} {SKIPPED}{reason}"
             for reason, count in sorted(self.skipped.items())
         ]
         if self.disappeared:

@@ -18,7 +18,7 @@ from edge_fl_devices.data import record
 from edge_fl_devices.data.first_guesses import FirstGuesses
 from edge_fl_devices.data.record import DataRecord, named
 from edge_fl_devices.features import child_loader, drift
-from edge_fl_devices.serving.served_model import ServedModel, head_words, measured, serving
+from edge_fl_devices.serving.served_model import ServedModel, device_words, serving
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
 
@@ -32,12 +32,12 @@ def read(folder: Path) -> list[dict[str, object]]:
     store, slots = Store(folder), Slots(folder / "release")
     served, current, memory = serving(store, slots), slots.current(), store.memory()
     known = record.read(folder)
-    rows: dict[str, object] = {"folder": text(folder), "serves": "nothing: no head fitted yet"}
+    words = device_words(store, served)
+    rows: dict[str, object] = {"folder": text(folder), "serves": "nothing", "head": words.head}
+    rows["accuracy"] = words.measured.words
     if served:
         head = served.stored.head
-        rows["serves"] = f"release {served.stored.release}"
-        rows["head"] = f"{head_words(served.stored)} ({head.kind}), extractor {head.extractor[:12]}"
-        rows["accuracy on own held-out images"] = measured(served.stored).words
+        rows["serves"] = f"release {served.stored.release}: {head.kind}, extractor {head.extractor[:12]}"
         classes = served.installed.manifest.classes
         if contradiction := wording.contradiction(served.stored.calibration, classes):
             rows["labels"] = contradiction

@@ -80,7 +80,8 @@ class Connection:
             case Packet(topic, payload):
                 self.wire_bytes += len(topic) + len(payload)
             case Disconnected(reason, final):
-                log.info("%s: connection lost: %s", self._device, reason)
+                if not final:
+                    log.warning("%s: %s; connecting again", self._device, event)
                 self.denied = reason if final else ""
 
     def publish(self, packets: Iterable[Packet]) -> None:

@@ -71,8 +71,8 @@ class Notifier:
 class Runner:
     """Drives devices until stopped. `run` blocks; `add`, `stop` and `deliver` may be called from any thread.
 
-    ready: set once systemd knows that the agent runs. stopped: `stop` was called. continues: another runner of this process follows, so
-    that systemd does not see an end. end_work: called at the end of the process, to end what jobs wait for.
+    ready: set once systemd knows that the agent runs. stopped: `stop` was called, `how` by what, in words. continues: another runner of
+    this process follows, so that systemd does not see an end. end_work: called at the end of the process, to end what jobs wait for.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class Runner:
     ) -> None:
         self.devices: list[Device] = []
         self.stopped = self.continues = False
+        self.how = ""
         self.ready = threading.Event()
         self._end_work = end_work
         self._joining = threading.RLock()  # a broker may answer before `Device.connect` has returned
@@ -141,9 +142,9 @@ class Runner:
         """End `run` after a `done`: another runner of this process follows."""
         self.continues = True
 
-    def stop(self) -> None:
-        """End `run`; all devices disconnect cleanly."""
-        self.stopped = True
+    def stop(self, how: str = "") -> None:
+        """End `run`; all devices disconnect cleanly. `how` says what stopped them, in words."""
+        self.stopped, self.how = True, how
         self._inbox.put(None)
 
     def wait(self, seconds: float) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from edge_fl import metrics
 from edge_fl.heads import wording
-from edge_fl.heads.wording import MeasuredAccuracy
+from edge_fl.heads.wording import DeviceWords, MeasuredAccuracy
 from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.storage.store import ImmediateHead, Store, StoredHead
 
@@ -62,6 +62,15 @@ def measured(fitted: StoredHead | ImmediateHead) -> MeasuredAccuracy:
     if isinstance(fitted, StoredHead) and metrics.PERSONAL_AFTER in fitted.parcel.report.metrics:
         return MeasuredAccuracy.of_report(fitted.parcel.report.metrics)
     return MeasuredAccuracy.of_calibration(fitted.calibration)
+
+
+def device_words(store: Store, served: ServedModel | None) -> DeviceWords:
+    """What the device predicts with, and its accuracy, in the words of the fleet's list and the dashboard."""
+    if (own := store.measured()) is not None:
+        return DeviceWords.of_report("", 0, own, full=True)
+    if served is None:
+        return DeviceWords.of_report("", 0, None)
+    return DeviceWords(head_words(served.stored), measured(served.stored))
 
 
 def head_words(fitted: StoredHead | ImmediateHead) -> str:

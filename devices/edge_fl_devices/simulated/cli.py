@@ -16,6 +16,7 @@ from edge_fl.console import units
 from edge_fl.console.output import Format, is_quiet, print_status, show_table
 from edge_fl.console.tables import Column
 from edge_fl.errors import ConfigError
+from edge_fl.logs import GroupedLines
 from edge_fl.options import (
     CONNECTION,
     DATA,
@@ -31,6 +32,7 @@ from edge_fl_devices.options import full_worker, log_warnings, stop_on_signal
 
 if TYPE_CHECKING:
     from edge_fl_devices.runtime.device import Device
+    from edge_fl_devices.runtime.runner import Runner
 
 FLEET_FOLDER = Path("runs/fleet")
 DEVICES = 12
@@ -182,17 +184,23 @@ def up(
     if faults:
         plugins.allow_working_folder()
         inject = plugins.imported(faults, "--faults", ConfigError)
-    log_warnings()
+    log_warnings(GroupedLines())
     worker = full_worker() if trains else None
     print_status(
         f"{fitting + trains} devices, {trains} of them full, on {simulated.data.dataset}; broker {endpoint}"
         f"{' with identities' if identities else ''}, fleet {broker.fleet}{f', faults {faults}' if faults else ''}"
     )
+    stopped: list[Runner] = []
+
+    def start(runner: Runner) -> None:
+        stopped.append(runner)
+        stop_on_signal(runner)
+
     draws = watch and sys.stderr.isatty() and not is_quiet()
     with Store(folder).owned(), LiveTable() if draws else nullcontext(_ProgressLine()) as show:
-        results = run_fleet(
-            config, connect, full_worker=worker, show=show, on_start=stop_on_signal, faults=inject
-        )
+        results = run_fleet(config, connect, full_worker=worker, show=show, on_start=start, faults=inject)
+    if stopped[0].how:
+        print_status(f"{len(results)} devices: disconnected, {stopped[0].how}")
     columns = {name: name.replace("_", " ") for name in DeviceResult.__dataclass_fields__} | COLUMNS
     show_table([asdict(result) for result in results], columns, format)
     if reason := unmeasured(results):

@@ -15,7 +15,7 @@ import msgspec
 from edge_fl.errors import InputError
 from edge_fl.files import atomic
 from edge_fl.files.accounts import not_allowed
-from edge_fl.untrusted import NOT_JSON
+from edge_fl.untrusted import NOT_JSON, decoder
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ def allowed(path: Path) -> Iterator[None]:
 def read_json(path: Path, kind: type[T]) -> T | None:
     """Read a JSON file; None if it is missing or damaged. Raises InputError if this account may not read it."""
     with suppress(OSError, *NOT_JSON), allowed(path):
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return decoder(kind).decode(path.read_bytes())
     return None
 
 

@@ -4,6 +4,7 @@
     FOLDER/outbox/ID.json                 unacknowledged reports, each with its
     FOLDER/outbox/ID.safetensors          blob, if any; the .json is written last and makes both valid
     FOLDER/own/RUN/ROUND-STAGE.safetensors   the client's personal parts after a round; the last three of a run
+    FOLDER/measured.json                  a full device's newest accuracy, as in its report
     FOLDER/privacy.safetensors            the epsilon spent by the device's updates, over all runs
     FOLDER/heads/SHA256.safetensors       the personal head for the extractor with this hash, its calibration, its release, and the
                                           report on its fit
@@ -45,6 +46,7 @@ from edge_fl.files.paths import text
 from edge_fl.files.shared import make_folder, open_private
 from edge_fl.heads import Head, probability_calibration
 from edge_fl.heads.probability_calibration import UNCALIBRATED, Calibration
+from edge_fl.untrusted import decoder
 from edge_fl_devices.agent.effects import Memory
 from edge_fl_devices.agent.outbox import REFIT, Parcel
 from edge_fl_devices.storage import allowed, listed, read_json, write_json
@@ -55,6 +57,7 @@ CALIBRATION = "calibration."
 BITS = "bits"
 IMMEDIATE = "immediate"
 FITTED_DATA = "features/fitted"
+MEASURED = "measured.json"
 SUMS = "statistics/sums.json"
 """Among what a device keeps when its work is deleted (`edge_fl_maker.upkeep.device_folder.LEDGERS`)."""
 UNUSABLE = (SafetensorError, ArtefactError, KeyError, ValueError, TypeError)
@@ -211,6 +214,14 @@ class Store:
         for folder in runs[:-KEPT_RUNS]:
             shutil.rmtree(folder, ignore_errors=True)
 
+    def measured(self) -> dict[str, float] | None:
+        """The metrics of a full device's newest report with an accuracy; None for other devices."""
+        return read_json(self.folder / MEASURED, dict[str, float])
+
+    def keep_measured(self, found: dict[str, float]) -> None:
+        """Store the metrics of a full device's report. Raises ArtefactError for a full disk."""
+        self._write(MEASURED, msgspec.json.encode(found))
+
     def runs(self) -> list[str]:
         return [folder.name for folder in listed(self.folder / "own")]
 
@@ -234,7 +245,7 @@ class Store:
         path = self._head_file(extractor_sha256)
         with suppress(OSError, *UNUSABLE), allowed(path):
             head, calibration, metadata = _read_head(path, extractor_sha256)
-            parcel = msgspec.json.decode(metadata["parcel"], type=Parcel)
+            parcel = decoder(Parcel).decode(metadata["parcel"])
             bits = int(metadata[BITS])
             return StoredHead(head, int(metadata["release"]), parcel, metadata["fit_key"], calibration, bits)
         return None
@@ -258,6 +269,7 @@ class Store:
         }
         file = self._head_file(stored.head.extractor)
         self._write(f"heads/{text(file.name)}", _head_bytes(stored.head, stored.calibration, metadata))
+        (self.folder / MEASURED).unlink(missing_ok=True)  # this is no full device any more
         for other in file.parent.glob("*.safetensors"):
             if other != file and other.stem not in extractors:
                 other.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edge_fl import metrics
 from edge_fl.blob import describe
 from edge_fl.config import MethodSpec, PrivacyConfig
 from edge_fl.data.samples import Samples
@@ -100,6 +101,8 @@ class FullWorker(Worker):
         update, own = self._run_stage(job, method, _down(assignment, material))
         if own is not None:
             self._keep_own(assignment, own)
+        if metrics.PERSONAL_AFTER in update.metrics:
+            self.store.keep_measured(dict(update.metrics))
         blob = pack(to_arrays(update.parts)) if update.parts else None
         report = Report(
             assignment.id,

@@ -32,6 +32,7 @@ LEARNED = (
     "features",
     "labelling",
     "drift",
+    "measured.json",
     "memory.json",
 )
 """Heads, personal parts, pending reports, installed releases and caches, those of the label page included."""
@@ -108,7 +109,7 @@ def plan_reset(folder: Path, *, labels: bool = False, identity: bool = False) ->
     paths = [folder / name for name in names]
     if labels:
         paths += [folder / POOL, *_pictures(_required(settings, folder, "--delete-labels"))]
-    if identity and (where := _required(settings, folder, "--identity").broker.identity):
+    if identity and (where := _required(settings, folder, "--delete-identity").broker.identity):
         paths += sorted(path for path in Path(where).glob("*") if path.is_file())
     return ResetPlan(tuple(path for path in paths if path.exists()), settings)
 

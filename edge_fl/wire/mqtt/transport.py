@@ -52,6 +52,15 @@ CLOSE_S = 2.0
 FINAL_REASONS = frozenset({0x84, 0x85, 0x86, 0x87, 0x8A, 0x8C})
 # Features that the broker lacks: retained messages, QoS 1, shared subscriptions, wildcards.
 UNSUPPORTED_REASONS = frozenset({0x9A, 0x9B, 0x9E, 0xA2})
+GIVEN_REASONS = {
+    0x8B: "the broker shuts down",
+    0x8E: "another connection of this name took over",
+    0x98: "the broker's operator ended the connection",
+    0x9C: "the broker asks to use another one",
+    0x9D: "the broker has moved",
+}
+"""What a broker gives as the reason when it ends a connection, in words; all others as MQTT names them."""
+PLANNED = frozenset(words for reason, words in GIVEN_REASONS.items() if reason != 0x8E)
 
 
 class MqttTransport(Transport):
@@ -88,6 +97,9 @@ class MqttTransport(Transport):
         self._window = limits.max_inflight
         self._sending = self._closed = self._ended = self._awaited = False
 
+        self._passing = (
+            session_expiry_s == 0
+        )  # a client for one question, whose owner reports what comes of it
         self._spread_s = 0.0
         self._state, self._attempts = State.WAITING, 0
         self._online_since = math.inf
@@ -145,8 +157,9 @@ class MqttTransport(Transport):
                 f"broker {self.endpoint} does not accept {self.client_id!r}: {self._failure}", "not connected"
             )
         if self._state is not State.ONLINE:
+            accepts = "" if self._passing else f" accepts {self.client_id!r}"
             raise ConnectError(
-                f"no MQTT broker at {self.endpoint} accepts {self.client_id!r}: {self._failure} (tried for {deadline_s:g} s);"
+                f"no MQTT broker at {self.endpoint}{accepts}: {self._failure} (tried for {deadline_s:g} s);"
                 " start one with 'edge-fl broker up' or give another host and port"
             )
 
@@ -227,7 +240,7 @@ class MqttTransport(Transport):
     ) -> None:
         if flags.is_disconnect_packet_from_server:
             self._rejected = reason.value in UNSUPPORTED_REASONS
-            self._lose(str(reason))
+            self._lose(GIVEN_REASONS.get(reason.value, str(reason)))
         elif self._state is State.HANDSHAKE and self.endpoint.uses_tls:
             # TLS 1.3 reports a rejected certificate only now
             self._lose(tls.explain_rejection(self.endpoint))
@@ -262,10 +275,11 @@ class MqttTransport(Transport):
         bound_s = max(bound_s, self._spread_s) if was_online else bound_s
         # Full jitter, so that clients do not reconnect in step.
         self._after(JITTER.uniform(0, bound_s), self._queue_attempt)
-        level = logging.WARNING if was_online or is_new else logging.DEBUG
-        log.log(level, "%s: %s: %s; trying again", self.client_id, self.endpoint, self._failure)
         if was_online:
-            self._emit(Disconnected(self._failure))
+            self._emit(Disconnected(self._failure, planned=self._failure in PLANNED))
+        else:
+            level = logging.WARNING if is_new and not self._passing else logging.DEBUG
+            log.log(level, "%s: %s: %s; trying again", self.client_id, self.endpoint, self._failure)
 
     def _end(self, *, clean: bool) -> None:
         if self._state is State.ONLINE and clean:

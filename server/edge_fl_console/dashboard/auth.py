@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hmac import compare_digest
-from html import escape
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import SplitResult, parse_qs, urlencode, urlsplit
@@ -23,7 +22,7 @@ from urllib.parse import SplitResult, parse_qs, urlencode, urlsplit
 import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
@@ -34,6 +33,7 @@ from edge_fl.files.user_text import EncodingError
 from edge_fl.logs import LogLimit
 from edge_fl.wire.host_names import is_loopback
 from edge_fl.wire.roles import LOCAL_USER, Person, PersonRole
+from edge_fl_console.dashboard.plain import page
 
 log = logging.getLogger(__name__)
 
@@ -44,15 +44,9 @@ COOKIE = "edge_fl_token"
 ACCESS = "edge_fl.access"
 LOGIN, LOGOUT = "/login", "/logout"
 MAX_FORM_BYTES, MAX_FIELDS = 10_000, 10
-PAGE = (
-    "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>"
-    "<meta name=color-scheme content='light dark'><title>edge-fl</title>"
-    "<body style='font:15px/1.5 system-ui,sans-serif;max-width:34em;margin:18vh auto;padding:0 20px'><main>"
-    "<h1 style='font-size:19px;margin:0 0 8px'>{title}</h1>{rest}</main>"
-)
 FORM = (
     "<form method=post action=/login><label>Token <input type=password name=token autocomplete=current-password required autofocus></label>"
-    " <button>Sign in</button></form>"
+    " <button class=primary>Sign in</button></form>"
     "<p>Personal tokens: <code>edge-fl token create NAME --role viewer</code>.</p>"
 )
 
@@ -162,11 +156,6 @@ class LoginMiddleware:
     def _form(self, title: str = "Sign in") -> Response:
         link = self._sign_on.link() if self._sign_on else ""
         return page(title, link + FORM, 401)
-
-
-def page(title: str, rest: str, status: int) -> Response:
-    """A page of the sign-in; `rest` is markup."""
-    return HTMLResponse(PAGE.format(title=escape(title), rest=rest), status)
 
 
 async def _token_in(request: Request) -> str:
@@ -299,7 +288,9 @@ class SingleSignOn:
         except Exception as error:  # whatever the provider answers, and a forged return
             self.lines.write(log, logging.WARNING, "", "single sign-on: %s: %s", type(error).__name__, error)
             return page(
-                "Sign-in failed", "The identity provider did not confirm it. <a href=/>Try again</a>", 403
+                "Sign-in failed",
+                "<p>The identity provider did not confirm it. <a href=/>Try again</a></p>",
+                403,
             )
 
     def access(self, request: HTTPConnection) -> PageAccess | None:
@@ -333,7 +324,9 @@ class SingleSignOn:
                 "single sign-on: %s has no role (%s = %s)", subject, self.settings.claim, sorted(values)
             )
             return page(
-                "No role", f"Signed in, but <code>{self.settings.claim}</code> gives no role here.", 403
+                "No role",
+                f"<p>Signed in, but <code>{self.settings.claim}</code> gives no role here.</p>",
+                403,
             )
         self.end(request)  # an earlier one of this browser
         now_s, number = time.time(), secrets.token_urlsafe(32)

@@ -14,8 +14,14 @@ AT_A_TIME = (
     " ...points.filter((one) => one.value[1] !== null).map((one) => one.value[2])].join('<br>')"
 )
 FEW_POINTS = 40  # up to which each is a dot
-LARGEST_DOT = 20.0  # pixels
+LARGEST_DOT, SMALLEST_DOT = 20.0, 2.4  # pixels
+LABELLED = 12  # bars that have room for their numbers on a phone
 QUIET = {"color": "var(--quiet)", "fontSize": 11}
+SCALE = {
+    "type": "value",
+    "axisLabel": QUIET,
+    "splitLine": {"lineStyle": {"color": "var(--line)"}},
+}
 AXIS = {
     "type": "category",
     "axisLabel": {**QUIET, "lineHeight": 14},
@@ -36,11 +42,12 @@ BASE: dict[str, Any] = {
 
 
 class Chart(Struct, frozen=True):
-    """ECharts options, the height in pixels and, where the width is not the page's, a CSS rule for it."""
+    """ECharts options, the height in pixels, a CSS rule for the width where it is not the page's, and a legend as markup."""
 
     options: dict[str, Any]
     height: int
     width: str = ""
+    legend: str = ""
 
 
 class ChartCurve(Struct, frozen=True):
@@ -122,11 +129,7 @@ def lines(
             "boundaryGap": False,
             "data": [names.get(place) or _place(shown, place) for place in places],
         },
-        "yAxis": {
-            **_range(shown),
-            "axisLabel": QUIET,
-            "splitLine": {"lineStyle": {"color": "var(--line)"}},
-        },
+        "yAxis": {**SCALE, **_range(shown)},
         "series": series,
         "media": [{"query": {"maxWidth": 560}, "option": narrow}, {"option": wide}],
     }
@@ -207,7 +210,7 @@ def times(curves: Sequence[TimeCurve], unit: str, *, least: float | None = None)
 
 
 def columns(counts: Sequence[int]) -> Chart | None:
-    """Samples by class, with their numbers."""
+    """Samples by class, with their numbers on up to LABELLED classes."""
     if not any(counts):
         return None
     bars = {
@@ -215,44 +218,77 @@ def columns(counts: Sequence[int]) -> Chart | None:
         "data": [count or None for count in counts],
         "itemStyle": {"color": "var(--s0)"},
         "barWidth": "70%",
-        "label": {"show": True, "position": "top", **QUIET},
+        "label": {"show": len(counts) <= LABELLED, "position": "top", **QUIET},
+        "labelLayout": {"hideOverlap": True},
     }
     options = {
         **BASE,
-        "grid": {**BASE["grid"], "top": 20, "right": 4},
-        "xAxis": {**AXIS, "data": [str(place) for place in range(len(counts))]},
-        "yAxis": {"show": False},
+        "grid": {**BASE["grid"], "top": 30, "bottom": 24, "right": 12},
+        "tooltip": {**BASE["tooltip"], "formatter": "class {b}: {c} samples"},
+        "xAxis": {
+            **AXIS,
+            **_named("class", "middle", 26),
+            "data": [str(place) for place in range(len(counts))],
+        },
+        "yAxis": {**SCALE, **_named("samples", "end", 8), "minInterval": 1},
         "series": [bars],
     }
-    return Chart(options, 130, f"width: {34 * len(counts)}px; max-width: 100%")
+    return Chart(options, 180, f"width: {34 * len(counts) + 60}px; max-width: 100%")
 
 
 def dots(counts: Mapping[str, Sequence[int]]) -> Chart | None:
-    """A column per device and a row per class, the area of a dot the number of samples (RepPer, Figure 3)."""
+    """A row per device and a column per class, the area of a dot the number of samples (RepPer, Figure 3, turned)."""
     classes = max(map(len, counts.values()), default=0)
     largest = max((count for row in counts.values() for count in row), default=0)
     if not largest:
         return None
+
+    column = max(min(44, 1100 / classes), 11)  # pixels
+
+    def size(count: int) -> float:
+        return round(max(min(LARGEST_DOT, column) * sqrt(count / largest), SMALLEST_DOT), 1)
+
     points = [
         {
             "name": f"{device}, class {label}: {count:,} samples",
-            "value": [place, label],
-            "symbolSize": round(max(LARGEST_DOT * sqrt(count / largest), 2.4), 1),
+            "value": [label, place],
+            "symbolSize": size(count),
         }
         for place, (device, row) in enumerate(counts.items())
         for label, count in enumerate(row)
         if count
     ]
-    names = {"rotate": 90, "interval": 0, "fontSize": 11, "color": "var(--accent)"}
+    names = {"interval": 0, "fontSize": 11, "color": "var(--accent)"}
+    labels = {**AXIS, **_named("class", "middle", 26), "data": [str(label) for label in range(classes)]}
     options = {
         **BASE,
-        "grid": {**BASE["grid"], "right": 4},
+        "grid": {**BASE["grid"], "top": 46, "bottom": 24, "right": 16},
         "tooltip": {**BASE["tooltip"], "formatter": "{b}"},
-        "xAxis": {**AXIS, "data": list(counts), "axisLabel": names, "triggerEvent": True},
-        "yAxis": {**AXIS, "data": [str(label) for label in range(classes)], "inverse": True},
+        "xAxis": {**labels, "position": "top"},
+        "yAxis": {
+            **AXIS,
+            **_named("device", "end", 8),
+            "data": list(counts),
+            "axisLabel": names,
+            "inverse": True,
+            "triggerEvent": True,
+        },
         "series": [{"type": "scatter", "data": points, "itemStyle": {"color": "var(--s0)"}}],
     }
-    return Chart(options, 22 * classes + 120, f"min-width: {22 * len(counts) + 40}px")
+    shown = sorted({max(round(largest / part), 1) for part in (10, 3, 1)})
+    keys = "".join(
+        f'<li><i style="width:{size(count)}px;height:{size(count)}px"></i>{count:,}</li>' for count in shown
+    )
+    legend = f'<ul class="legend"><li>Samples of a class on a device, by the area of the dot:</li>{keys}</ul>'
+    name = max(map(len, counts))
+    edges = 7 * name + 30
+    width = f"max-width: {column * classes + edges:.0f}px; min-width: {11 * classes + edges}px"
+    return Chart(options, 22 * len(counts) + 80, width, legend)
+
+
+def _named(name: str, where: str, gap: int) -> dict[str, Any]:
+    """The name of an axis: at its "start", "middle" or "end", `gap` pixels from it."""
+    return {"name": name, "nameLocation": where, "nameGap": gap, "nameTextStyle": QUIET}
 
 
 def _place(curves: Sequence[ChartCurve], place: int) -> str:
@@ -277,12 +313,14 @@ def _hint(curves: Sequence[ChartCurve], places: Sequence[int], step: str) -> dic
 
 
 def _range(curves: Sequence[ChartCurve]) -> dict[str, float]:
-    """The ends of the axis in per cent: multiples of 5 around all points and bands, within 0 to 100."""
+    """The ends of the axis in per cent and its steps: around all points and bands, within 0 to 100, each end a whole number of steps."""
     points = [(mean, curve.std.get(x, 0.0)) for curve in curves for x, mean in curve.mean.items()]
     known = [(mean, std if isfinite(std) else 0.0) for mean, std in points if isfinite(mean)]
-    low = 5 * floor(20 * max(min(mean - std for mean, std in known), 0.0))
-    high = 5 * ceil(20 * min(max(mean + std for mean, std in known), 1.0))
-    return {"min": min(low, 95), "max": max(high, low + 5) if low < 100 else 100}
+    low = 100 * max(min(mean - std for mean, std in known), 0.0)
+    high = 100 * min(max(mean + std for mean, std in known), 1.0)
+    step = next((step for step in (1, 2, 5, 10) if high - low <= 6 * step), 20)
+    low = min(step * floor(round(low, 6) / step), 100 - step)
+    return {"min": low, "max": max(step * ceil(round(high, 6) / step), low + step), "interval": step}
 
 
 def _percent(values: Mapping[int, float], places: Sequence[int]) -> list[float | None]:

@@ -1,5 +1,6 @@
 """What all pages share: the fleet, its registry, and the folders of releases and certificates where they are on this machine."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from edge_fl_console.dashboard.auth import LOCAL, PageAccess
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.database import location, shown
 
-HOME = Path("runs/releases")  # the default of the commands' --home
+HOME, IDENTITIES = Path("runs/releases"), Path("runs/identities")  # defaults of the commands
 FLEET = "main"
 
 
@@ -48,14 +49,14 @@ class PageContext:
     @property
     def identities(self) -> Path | None:
         """The folder of the fleet's CA, next to the releases; None where it is not on this machine."""
-        folder = (self.home or HOME).parent / "identities"
+        folder = (self.home or HOME).parent / IDENTITIES.name
         return folder if (folder / "ca.key").is_file() else None
 
     def command(self, words: str) -> str:
-        """A command of edge-fl on this fleet, with the options that differ from their defaults."""
+        """A command of edge-fl on this fleet, with the options that differ from their defaults, as a shell takes it."""
         home = self.home or HOME
-        options = [f"--fleet {self.fleet}"] if self.fleet != FLEET else []
-        options += [f"--home {text(home)}"] if home != HOME else []
+        options = ["--fleet", self.fleet] if self.fleet != FLEET else []
+        options += ["--home", text(home)] if home != HOME else []
         if self.registry and self.registry != location("", home):
-            options.append(f"--database {shown(self.registry)}")
-        return " ".join(["edge-fl", words, *options])
+            options += ["--database", shown(self.registry)]
+        return " ".join(["edge-fl", words, *map(shlex.quote, options)])

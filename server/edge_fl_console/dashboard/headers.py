@@ -1,17 +1,20 @@
-"""Headers of every response of the dashboard, as ASGI middleware: other sites may not frame it, and only its own scripts run.
+"""Headers of every response of the dashboard, and its pages for errors, as ASGI middleware.
 
-The scripts of a page carry a number used once, which `Nonces` adds to NiceGUI's markup. A script in a text of a device has none, and an
-attribute such as `onerror` cannot have one, so neither runs. NiceGUI compiles templates in the browser ('unsafe-eval') and sets styles
-in attributes.
+Other sites may not frame a page, and only its own scripts run: they carry a number used once, which `Nonces` adds to NiceGUI's markup. A
+script in a text of a device has none, and an attribute such as `onerror` cannot have one, so neither runs. NiceGUI compiles templates in
+the browser ('unsafe-eval') and sets styles in attributes.
 """
 
 import logging
 import re
 import secrets
 
+from starlette.datastructures import Headers as RequestHeaders
 from starlette.datastructures import MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edge_fl_console.dashboard.plain import failure
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ SCRIPT = re.compile(rb"<script(?=[\s>])")
 
 
 class Headers:
-    """Adds the headers to all responses of `app`, also to that of a failure."""
+    """Adds the headers to all responses of `app`; a browser that asked for a page gets errors as pages."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -49,23 +52,39 @@ class Headers:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        nonce, started = secrets.token_urlsafe(16), False
+        nonce, started, failed = secrets.token_urlsafe(16), False, 0
+        is_page = "text/html" in RequestHeaders(scope=scope).get("accept", "")
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
                 headers = MutableHeaders(scope=message)
                 headers.update({**SAFE, "content-security-policy": POLICY.format(nonce=nonce)})
             await send(message)
 
+        async def send_unless_failed(message: Message) -> None:
+            nonlocal started, failed
+            if message["type"] == "http.response.start" and is_page:
+                failed = _failure(message)
+            if not failed:
+                started = True
+                await send_with_headers(message)
+
         try:
-            await self._app({**scope, NONCE: nonce}, receive, send_with_headers)
+            await self._app({**scope, NONCE: nonce}, receive, send_unless_failed)
         except Exception:
             if started:
                 raise
             log.exception("dashboard: a request failed")
-            await PlainTextResponse("internal error\n", 500)(scope, receive, send_with_headers)
+            failed = 500
+        if failed:
+            plain = PlainTextResponse("internal error\n", failed)
+            await (failure(failed, nonce) if is_page else plain)(scope, receive, send_with_headers)
+
+
+def _failure(start: Message) -> int:
+    """The status of a response that is an error without a page of ours; 0 for all others."""
+    status, kind = start["status"], MutableHeaders(scope=start).get("content-type", "")
+    return int(status) if status >= 500 or (status >= 400 and not kind.startswith("text/html")) else 0
 
 
 class Nonces:

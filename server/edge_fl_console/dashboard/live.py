@@ -5,7 +5,8 @@ and shows the error.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -75,6 +76,18 @@ class PageBoard:
         self.part(find, lambda value: element.set_content(absent if value is None else draw(value)))
         return element
 
+    @contextmanager
+    def filters(self, chosen: Callable[[], int]) -> Iterator[None]:
+        """The filters of a list, of which `chosen` are in use; on a phone behind a button that says so."""
+        button = ui.element("button").props("type=button data-fold aria-expanded=false")
+        with button:
+            label = ui.html("Filters", sanitize=False, tag="span")
+        with ui.element("div").classes("filters"):
+            yield
+        self.part(
+            chosen, lambda count: label.set_content(f"Filters ({count} chosen)" if count else "Filters")
+        )
+
     def table(
         self,
         find: Find,
@@ -114,7 +127,8 @@ class PageBoard:
         """A chart; absent while there is none to draw. A click on a device opens its page."""
         with ui.element("section") as section:
             ui.html(f"<h2>{title}</h2>", sanitize=False)
-            sheet = ui.element("div").classes("sheet padded")
+            with ui.element("div").classes("sheet padded") as sheet:
+                legend = ui.html("", sanitize=False)
         section.set_visibility(False)
         elements: list[ui.echart] = []
 
@@ -127,6 +141,7 @@ class PageBoard:
                 with sheet:
                     elements.append(ui.echart(chart.options, renderer="svg"))
                     elements[0].on("componentClick", partial(_open_device, elements[0]), ["value"])
+            legend.set_content(chart.legend)
             update(elements[0], "options", chart.options)
             elements[0].style(f"height: {chart.height}px; {chart.width}")
 
@@ -216,11 +231,12 @@ async def _confirmed(question: Question) -> bool:
 
 
 def _open_device(chart: ui.echart, event: Any) -> None:
-    """`value` is a label of the x axis, or a point's [place on that axis, ...]."""
-    device = event.args.get("value")
-    devices = chart.options["xAxis"]["data"]
+    """`value` is a label of the y axis, or a point's [..., place on that axis]."""
+    axis, device = chart.options["yAxis"], event.args.get("value")
+    if not axis.get("triggerEvent"):
+        return
     if isinstance(device, list):
-        at = place(device[0] if device else None)
-        device = devices[at] if at < len(devices) else None
-    if device in devices and chart.options["xAxis"].get("triggerEvent"):
+        at = place(device[1] if len(device) > 1 else None)
+        device = axis["data"][at] if at < len(axis["data"]) else None
+    if device in axis["data"]:
         ui.navigate.to(f"/device/{device}")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isnan
 from operator import attrgetter
 from typing import Any
+from urllib.parse import urlencode
 
 from msgspec import Struct
 
@@ -50,6 +51,7 @@ def outlier(score: float) -> str:
     return f'<span class="text-bad">{text}</span>' if score >= 1 else text
 
 
+LONG = 22  # characters of a name, beyond which it is wrapped
 MAX_PAGE = 10**8
 """The highest number of a page of rows."""
 NUMERIC = frozenset({number, positive, share, size, seconds, ago, sigmas, decimal, outlier})
@@ -63,7 +65,8 @@ WRAPPED = frozenset({"Reason", "Detail", "Error", "Text", "Message"})
 class PageColumn(Struct, frozen=True):
     """A column of a table: its label, the attribute of a row that it shows, and its format as markup.
 
-    `cell` draws the cell from the whole row instead; `markup` then only says how it is aligned. A `minor` column is left out on a phone.
+    `cell` draws the cell from the whole row instead; `markup` then only says how it is aligned. A `minor` column is left out on a phone,
+    and one that `wraps` becomes narrow where the table is too wide.
     """
 
     label: str
@@ -72,6 +75,7 @@ class PageColumn(Struct, frozen=True):
     sortable: bool = False
     cell: Callable[[Any], str] | None = None
     minor: bool = False
+    wraps: bool = False
 
     def draw(self, row: Any) -> str:
         return self.cell(row) if self.cell else self.markup(attrgetter(self.name)(row))
@@ -86,7 +90,13 @@ class PageColumn(Struct, frozen=True):
             "field": self.name,
             "align": "right" if right and self.label not in WRAPPED else "left",
             "classes": " ".join(
-                [*(["wide"] if self.label in WRAPPED else []), *(["minor"] if self.minor else [])]
+                name
+                for name, has in (
+                    ("wide", self.label in WRAPPED),
+                    ("wraps", self.wraps),
+                    ("minor", self.minor),
+                )
+                if has
             ),
             "headerClasses": "minor" if self.minor else "",
             "sortable": self.sortable,
@@ -169,6 +179,20 @@ def meaning(found: Paired) -> str:
     return found.meaning
 
 
+def tags(given: Mapping[str, str]) -> str:
+    """The tags of a device, each a link to the devices that have it; nothing without any."""
+    links = (
+        f'<a class="tag{_wrapped(text)}" href="/fleet?{urlencode({"where": text})}">{escape(text)}</a>'
+        for text in (f"{key}={value}" for key, value in given.items())
+    )
+    return f'<div class="tags">{"".join(links)}</div>' if given else ""
+
+
+def version(text: str | None) -> str:
+    """A version of software; a dash for none."""
+    return f'<span class="version{_wrapped(text)}">{escape(text)}</span>' if text else NOTHING
+
+
 def device_link(device: str) -> str:
     """A link to a device's page."""
     return _link("/device/", device)
@@ -181,4 +205,9 @@ def run_link(run: str) -> str:
 
 def _link(path: str, name: str) -> str:
     text = escape(name)
-    return f'<a class="name" href="{path}{text}" title="{text}" data-key="to-{text}">{text}</a>'
+    return f'<a class="name{_wrapped(name)}" href="{path}{text}" data-key="to-{text}">{text}</a>'
+
+
+def _wrapped(text: str) -> str:
+    """The class of a text that is wrapped, since a column cannot be as wide."""
+    return " long" if len(text) > LONG else ""

@@ -1,4 +1,5 @@
-// Colour scheme, remembered by the browser; "/" as shortcut to the search field; focus kept on buttons that a table draws again.
+// Colour scheme, remembered by the browser; "/" as shortcut to the search field; focus kept on buttons that a table draws again;
+// filters that are folded on a phone; buttons that copy.
 (() => {
   const signs = { auto: "◐", light: "○", dark: "●" };
   const themes = Object.keys(signs);
@@ -29,7 +30,25 @@
       document.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
     }
   }).observe(root, { childList: true, subtree: true });
-  document.addEventListener("click", (event) => {
+  const copied = async (code) => {
+    getSelection().selectAllChildren(code); // stays if nothing else works
+    try {
+      await navigator.clipboard.writeText(code.textContent); // with HTTPS and on loopback only
+      return true;
+    } catch {
+      return document.execCommand("copy");
+    }
+  };
+  document.addEventListener("click", async (event) => {
+    const copy = event.target.closest("[data-copy]");
+    if (copy) {
+      const done = await copied(copy.parentElement.querySelector("code"));
+      const label = copy.querySelector("span");
+      label.textContent = done ? "Copied" : "Selected: press Ctrl+C";
+      setTimeout(() => (label.textContent = "Copy"), done ? 2000 : 8000);
+    }
+    const fold = event.target.closest("[data-fold]");
+    if (fold) fold.setAttribute("aria-expanded", fold.getAttribute("aria-expanded") !== "true");
     if (!event.target.closest("[data-theme-button]")) return;
     localStorage.edgeFlTheme = themes[(themes.indexOf(stored()) + 1) % themes.length];
     show();

@@ -15,9 +15,9 @@ from fastapi import FastAPI, Request, Response
 from nicegui import app as pages
 from nicegui import ui
 from starlette.middleware.sessions import SessionMiddleware
+from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
-import edge_fl_server
 from edge_fl.console.units import escape
 from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.files.paths import text
@@ -31,25 +31,16 @@ from edge_fl_console.dashboard.headers import Headers, Nonces
 from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.pages import data, device, fleet, log, overview, releases, run
 from edge_fl_console.dashboard.parts import server_state
+from edge_fl_console.dashboard.plain import MENU, SCRIPT, STYLE, menu
 from edge_fl_server.mqtt.device_packets import one_line
 from edge_fl_server.registry import Database, fleets
 
 MIN_TOKEN = 16
-FOLDER = Path(__file__).parent
-STYLE = Path(edge_fl_server.__file__).with_name("style.css")  # that of reports, too
 MAX_TEXT = 2000  # of a text in an address; PostgreSQL does not take all characters
 FAVICON = (
     "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 32 32'><circle cx='16' cy='16' r='5' fill='#2f7fd0'/>"
     "<g fill='none' stroke='#2f7fd0' stroke-width='2.5'><circle cx='16' cy='16' r='11' stroke-dasharray='9 5'/></g></svg>"
 )
-MENU = {
-    "/": "Overview",
-    "/fleet": "Fleet",
-    "/run": "Runs",
-    "/releases": "Releases",
-    "/data": "Data",
-    "/log": "Log",
-}
 Build = Callable[[PageBoard, Address], None]
 ROUTES: dict[str, tuple[str, Build]] = {
     "/": ("/", overview.build),
@@ -65,7 +56,9 @@ ROUTES: dict[str, tuple[str, Build]] = {
 
 
 def build(context: PageContext) -> None:
-    """Register every page with NiceGUI."""
+    """Register every page with NiceGUI. An address without one, and a page that fails, are answered by `Headers`."""
+    pages.add_exception_handler(404, lambda request, error: PlainTextResponse("not found\n", 404))
+    pages.add_exception_handler(Exception, _failed)
     for path, (entry, parts) in ROUTES.items():
         ui.page(path, title="edge-fl", response_timeout=20)(_page(context, entry, parts))
 
@@ -82,25 +75,23 @@ def _page(context: PageContext, entry: str, parts: Build) -> Callable[[Request],
     return page
 
 
+def _failed(request: Request, error: Exception) -> Response:
+    raise error
+
+
 @contextmanager
 def _frame(board: PageBoard, entry: str, title: str) -> Iterator[None]:
     ui.add_head_html(f"<style>{STYLE.read_text()}</style>")
-    ui.add_head_html(f"<script>{(FOLDER / 'script.js').read_text()}</script>")
+    ui.add_head_html(f"<script>{SCRIPT.read_text()}</script>")
     ui.page_title(f"{title} · edge-fl")
-    links = "".join(
-        f'<a href="{path}"{" aria-current=page" if path == entry else ""}>{name}</a>'
-        for path, name in MENU.items()
-    )
     fleet, person = board.context.fleet, board.context.access.person
     hidden = [f'[data-act^="{name}:"]' for name in ACTIONS if not may(person.roles, name)]
     ui.add_head_html(f"<style>{', '.join(hidden)} {{ display: none }}</style>")
     ui.html('<a class="skip" href="#main">Skip to content</a>', sanitize=False)
     with ui.element("header").classes("top"):
-        ui.html(
-            f'<a class="brand" href="/">edge-fl</a><nav aria-label="Pages">{links}</nav>'
-            f'<span class="fleet">fleet {escape(fleet)}</span>',
-            sanitize=False,
-        ).classes("parts")
+        ui.html(f'{menu(entry)}<span class="fleet">fleet {escape(fleet)}</span>', sanitize=False).classes(
+            "parts"
+        )
         state = partial(fleets.presence, board.context.db, fleet)
         board.html(state, server_state).classes("server")
         ui.html(_signed_in(person) + '<button class="plain" data-theme-button>◐</button>', sanitize=False)

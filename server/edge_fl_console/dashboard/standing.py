@@ -10,6 +10,8 @@ from edge_fl_server.registry.registered_devices import HEAD_ONLY, STANDING, of_f
 from edge_fl_server.registry.tables import devices
 
 BLOCKED = STANDING != ""
+STATUS: ColumnElement[str] = case((devices.c.revoked, "revoked"), else_=devices.c.status)
+"""The status of a device; a revoked one's connection says nothing about the device."""
 ONLY: dict[str, ColumnElement[bool]] = {
     "blocked": BLOCKED,
     "quarantined": STANDING == "quarantined",
@@ -20,8 +22,8 @@ ONLY: dict[str, ColumnElement[bool]] = {
 
 def by_status(db: Database, fleet: str) -> dict[str, int]:
     """The number of devices by status, without removed ones."""
-    query = select(devices.c.status, func.count()).where(of_fleet(fleet)).group_by(devices.c.status)
-    return db.pairs(query.order_by(devices.c.status))
+    query = select(STATUS, func.count()).where(of_fleet(fleet)).group_by(STATUS)
+    return db.pairs(query.order_by(STATUS))
 
 
 def counts(db: Database, fleet: str, groups: dict[str, ColumnElement[bool]]) -> dict[str, int]:

@@ -118,7 +118,7 @@ def compare(
             reported = tuning.tuned(cells, trials)
         results = run([*cells, *reported])
     except KeyboardInterrupt:
-        print_status(f"interrupted; finished cells are in {text(folder)}, and the same command resumes")
+        print_status(f"finished cells are in {text(folder)}, and the same command resumes")
         raise
     rows = summary.rows(reported, results, target)
     shown, records = tables.tables(rows, cells, target), [tables.record(row) for row in rows]

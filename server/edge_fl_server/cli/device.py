@@ -60,7 +60,7 @@ def logs(
     ] = "info",
     since: SinceOption = "",
     until: Annotated[
-        str, option("--until TIME", "Up to this time, such as 2026-11-24 (UTC) or 1h ago.")
+        str, option("--until TIME", "Up to this time: a day or time in UTC, or an age, such as 1h.")
     ] = "",
     wait: WaitOption = 20.0,
     *,

@@ -103,6 +103,7 @@ def list_devices(
     its state ("yes"), or why not to believe it ("forged", "unsigned"; "outdated": older than the last one that the server received, because
     the broker was restored or replays it).
     """
+    from edge_fl_server import selectors
     from edge_fl_server.mqtt.connector import fleet_authorities
     from edge_fl_server.mqtt.devices import device_list
     from edge_fl_server.registry import Database, fleets
@@ -115,8 +116,11 @@ def list_devices(
         known = device_list.devices(
             connect_to(broker), place.fleet, db, where=where, sort=sort, authorities=cas
         )
-    columns = dict(device_list.COLUMNS)
-    if isinstance(chosen := columns[sort], Column):
+        if where and not known.rows:
+            hint = selectors.mistyped(db, place.fleet, selectors.parsed(db, place.fleet, where))
+            print_status(f"selector {where!r}: matches none of the devices{hint}")
+    columns = dict(device_list.COLUMNS if format is Format.JSON else device_list.SHOWN)
+    if isinstance(chosen := columns.get(sort), Column):
         columns[sort] = replace(chosen, rank=0)  # it is shown in every width
     show_table(known.rows, columns, format)
     if not known.online:

@@ -55,7 +55,8 @@ WhereOption = Annotated[
 SinceOption = Annotated[
     str,
     option(
-        "--since TIME", "From this time on, such as 2026-11-23, 2026-11-23T14:00 (UTC), yesterday, 2h or 7d."
+        "--since TIME",
+        "From this time on: a day or time in UTC, such as 2026-11-23T14:00, yesterday, or an age, such as 2h or 7d.",
     ),
 ]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from edge_fl import logs, plugins
+from edge_fl import logs, plugins, signals
 from edge_fl.cli import App
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError
@@ -145,6 +145,7 @@ def run(
 
     # These import torch: invalid settings are reported before.
     from edge_fl_server import services
+    from edge_fl_server.orchestrate import ending
     from edge_fl_server.orchestrate import run as orchestrator
 
     plugins.allow_working_folder()
@@ -155,6 +156,8 @@ def run(
             chosen, runs, access=access, takeover=takeover, resume=resumed, track=trackers
         )
         services.finished(results)
+        for line in ending.lines(results, access):
+            print_status(line)
         if outcome.exhausted:
             raise outcome.exhausted
         print(results.path)
@@ -174,11 +177,9 @@ def up(broker: BrokerAddressOptions, place: ServedFleet, serving: ServingOptions
     with (
         closing(Database.open(access.registry)) as db,
         services.running(access, dashboard=serving.dashboard),
+        signals.serving(lambda how: print_status(f"fleet {place.fleet!r}: offline, {how}")),
     ):
-        try:
-            FleetServer(access, db).serve(threading.Event())
-        except KeyboardInterrupt:
-            print_status(f"fleet {place.fleet!r}: offline")
+        FleetServer(access, db).serve(threading.Event())
 
 
 def backup(
@@ -233,9 +234,10 @@ def worker(
     fleets.require(db, fleet)
     journal = Journal(db, fleet, quarantine_after=quarantine_after)
     connect = connect_to(broker)
-    with journal, UpdateWorker(connect, journal, fleet_authorities(broker.identity)) as worker:
+    with (
+        journal,
+        UpdateWorker(connect, journal, fleet_authorities(broker.identity)) as worker,
+        signals.serving(lambda how: print_status(f"{worker.received} reports received; {how}")),
+    ):
         print_status(f"worker of fleet {fleet}: receiving reports")
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            print_status(f"{worker.received} reports received")
+        threading.Event().wait()

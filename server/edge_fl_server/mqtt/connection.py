@@ -227,9 +227,9 @@ class ServerConnection:
         self.publish(self.topics.down(device, "cmd"), command, expiry_s=self._limits.command_expiry_s)
 
     @property
-    def ended(self) -> bool:
-        """Whether the connection has ended for good: another server may have the fleet."""
-        return bool(self._lost)
+    def lost(self) -> str:
+        """Why the connection has ended for good: another server may have the fleet; "" while it has not."""
+        return self._lost
 
     def check(self) -> None:
         """Raise ConnectError if the connection has ended for good."""
@@ -274,11 +274,11 @@ class ServerConnection:
                 self._on_connection(fresh=not (event.session_present and self._connected.is_set()))
             case Disconnected(reason, final=True):
                 self.end(f"the broker ended the connection ({reason})")
-            case Disconnected(reason) if self._yields:  # a new connection would end that of a run's server
-                self.end(f"connection lost ({reason})")
-            case Disconnected(reason):
+            case Disconnected() if self._yields:  # a new connection would end that of a run's server
+                self.end(str(event))
+            case Disconnected():
                 self._steady = False
-                log.warning("server: connection lost (%s); reconnecting", reason)
+                log.warning("server: %s; connecting again", event)
 
     def _on_connection(self, *, fresh: bool) -> None:
         if (transport := self.transport) is None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from edge_fl.console.progress import Progress
-from edge_fl.data.class_names import OUTSIDE
+from edge_fl.data.class_names import SKIPPED
 from edge_fl.errors import DeadlineError, SecureSumError, StatisticsError, StoppedError, shortened
 from edge_fl.failures import Failure
 from edge_fl.fields import Tier
@@ -158,7 +158,7 @@ class Screening:
 
 
 class Advice:
-    """Lines about a run's devices; all but the pictures outside of classes are for a run that trains nothing."""
+    """Lines about a run's devices; all but the unused pictures are for a run that trains nothing."""
 
     def __init__(self, recipe: Recipe, server: Server, totals: RunTotals, progress: Progress) -> None:
         self._recipe, self._server, self._totals, self._progress = recipe, server, totals, progress
@@ -171,14 +171,14 @@ class Advice:
                 " To fit heads on them, start them with 'edge-fl device run --tier head'"
             )
 
-    def pictures_outside(self) -> None:
-        """Print which devices have pictures in folders that are no class."""
+    def unused_pictures(self) -> None:
+        """Print which devices have pictures in folders that are no class, or that cannot be read; their names stay on the device."""
         if self._recipe.source == "none":
             time.sleep(COUNT_S)
         for id, device in sorted(self._server.roster.table.items()):
             notes = device.capability.notes if device.capability else []
-            if found := [note for note in notes if OUTSIDE in note]:
-                self._progress.print(f"{id}: {'; '.join(found)}; its own log names the folder")
+            if found := [note for note in notes if SKIPPED in note]:
+                self._progress.print(f"{id}: {'; '.join(found)} ('edge-fl device status' on it names them)")
 
     def accuracies(self) -> None:
         """Print what each device serves and how accurate it is: a run without rounds prints no other accuracy."""
@@ -285,7 +285,7 @@ class Deployment(RunHooks):
         self._releases.wait_for_heads()
         if self._statistics and self._collect(self._statistics, self._releases, result):
             self._releases.wait_for_heads()
-        self._advice.pictures_outside()
+        self._advice.unused_pictures()
         self._advice.accuracies()
 
     def _collect(self, statistics: StatisticsCollector, releases: RunReleases, result: FinalResult) -> bool:

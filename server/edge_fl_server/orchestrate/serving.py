@@ -106,7 +106,7 @@ class FleetServer:
 
         Raises InputError and ArtefactError if the folder of releases or its keys cannot be used.
         """
-        printed, missed = "", False
+        fleet, printed, missed, lost = f"fleet {self.access.fleet!r}", "", False, ""
         while not stopping.is_set():
             run = ""
             try:
@@ -114,14 +114,22 @@ class FleetServer:
                 if boot := connector.online_server(
                     self.access.connect, Topics(self.access.fleet), self.limits
                 ):
-                    reason, missed = f"fleet {self.access.fleet!r}: server {boot} is online", False
+                    run = self._unfinished_run()  # its server is online before it is in the registry
+                    who = f"server {boot}" + (f" of run {run}" if run else "")
+                    reason = (
+                        f"{fleet}: handed over to {who}, as planned" if lost else f"{fleet}: {who} is online"
+                    )
+                    missed = False
                 elif run and not missed:
                     reason, missed = f"run {run} has not ended; its server is offline and may return", True
+                elif lost:
+                    reason = f"{fleet}: {lost}"
                 else:
-                    self._serve(stopping)
-                    return
+                    lost, printed = self._serve(stopping), ""
+                    continue  # look first whether another server took over
             except (ConnectError, DeadlineError, RunError) as error:
                 reason, missed = error.message, False
+            lost = ""
             if reason != printed:
                 print_status(f"{reason}; waiting")
             printed = reason
@@ -140,8 +148,11 @@ class FleetServer:
             (run.run for run in runs.listed(self.db, self.access.fleet) if run.state == "running"), ""
         )
 
-    def _serve(self, stopping: threading.Event) -> None:
-        """Raises ConnectError when another server takes over, ConfigError if the fleet is that of another registry."""
+    def _serve(self, stopping: threading.Event) -> str:
+        """Serve -> why the connection ended, which another server's taking over does as well; "" once `stopping` is set.
+
+        Raises ConnectError, ConfigError if the fleet is that of another registry.
+        """
         fleet = self.access.fleet
         with (
             self.access.online(self.db, yields=True, limits=self.limits) as server,
@@ -152,6 +163,6 @@ class FleetServer:
             release = f"release {stages.release} {stages.state}" if stages else "no release yet"
             print_status(f"fleet {fleet!r}: online, {release}; 'edge-fl server run' takes over for a run")
             statistics = StatisticsBetweenRuns(server, rollout, self.access.identity)
-            while not stopping.wait(POLL_S):
-                server.connection.check()
+            while not stopping.wait(POLL_S) and not server.connection.lost:
                 statistics.advance()
+            return server.connection.lost

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-import msgspec
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
@@ -32,6 +31,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 from sqlalchemy.pool import StaticPool
 
 from edge_fl.errors import ConfigError, ConnectError, RunError
+from edge_fl.untrusted import converted
 
 FILE = "registry.sqlite"
 IN_MEMORY = "sqlite://"
@@ -169,7 +169,7 @@ class Database:
 
 def value(row: RowMapping, kind: type[T]) -> T:
     """A row as a value; columns that are none of its fields are left out."""
-    return msgspec.convert({str(name): content for name, content in row.items()}, kind)
+    return converted({str(name): content for name, content in row.items()}, kind)
 
 
 def now() -> str:

@@ -1,9 +1,10 @@
 """Reports in the registry: accepted ones, each counted once, and rejected ones with their reasons."""
 
 import msgspec
-from sqlalchemy import and_, func, select, update
+from sqlalchemy import ColumnElement, and_, func, select, update
 
 from edge_fl import metrics
+from edge_fl.untrusted import converted
 from edge_fl.wire.messages import Report
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.registered_devices import HEAD_ONLY
@@ -31,12 +32,12 @@ def record_of(fleet: str, device: str, run: str, round: int, report: Report) -> 
         "before": report.metrics.get(metrics.PERSONAL_BEFORE),
         "after": report.metrics.get(metrics.PERSONAL_AFTER),
     }
-    return msgspec.convert(msgspec.to_builtins(report) | added, ReportRecord)
+    return converted(msgspec.to_builtins(report) | added, ReportRecord)
 
 
 def report_of(record: ReportRecord) -> Report:
     """Convert a record back to a report; boot, blob and extractor are not stored."""
-    return msgspec.convert(msgspec.to_builtins(record) | {"boot": "none"}, Report)
+    return converted(msgspec.to_builtins(record) | {"boot": "none"}, Report)
 
 
 def accept(db: Database, record: ReportRecord) -> bool:
@@ -68,18 +69,19 @@ def of_run(db: Database, run: str, round: int | None = None) -> list[ReportRecor
     return db.find(query if round is None else query.where(reports.c.round == round), ReportRecord)
 
 
-def newest_accuracies(db: Database, fleet: str) -> dict[str, float]:
-    """Each device's newest accuracy after a fit, of those that measured one."""
-    age = func.row_number().over(partition_by=reports.c.device, order_by=reports.c.received_at.desc())
-    measured = (reports.c.fleet == fleet) & (reports.c.error == "") & reports.c.after.is_not(None)
-    every = select(reports.c.device, reports.c.after, age.label("age")).where(measured).subquery()
-    return db.pairs(select(every.c.device, every.c.after).where(every.c.age == 1))
+def newest_measured(db: Database, fleet: str) -> dict[str, ReportRecord]:
+    """The newest report of each device with an accuracy, of those that measured one."""
+    return _newest(db, fleet, reports.c.after.is_not(None))
 
 
 def newest_heads(db: Database, fleet: str) -> dict[str, ReportRecord]:
     """The newest report of each device on a head that it fitted."""
+    return _newest(db, fleet, reports.c.kind == "head")
+
+
+def _newest(db: Database, fleet: str, such: ColumnElement[bool]) -> dict[str, ReportRecord]:
     row = reports.c
-    mine = (row.fleet == fleet) & (row.kind == "head") & (row.error == "")
+    mine = (row.fleet == fleet) & (row.error == "") & such
     newest = func.row_number().over(partition_by=row.device, order_by=row.received_at.desc())
     places = select(row.fleet, row.device, row.id, newest.label("newest")).where(mine).subquery()
     same = (row.fleet == places.c.fleet) & (row.device == places.c.device) & (row.id == places.c.id)

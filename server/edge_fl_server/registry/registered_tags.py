@@ -11,11 +11,15 @@ Tags = Mapping[str, str]
 """Key -> value."""
 
 
-def of_devices(db: Database, fleet: str, keys: Iterable[str] | None = None) -> dict[str, dict[str, str]]:
-    """The tags of every device that has any; with `keys`, only these."""
+def of_devices(
+    db: Database, fleet: str, keys: Iterable[str] | None = None, devices: Iterable[str] | None = None
+) -> dict[str, dict[str, str]]:
+    """The tags of every device that has any; with `keys`, only these, and with `devices`, only theirs."""
     query = select(tags.c.device, tags.c.key, tags.c.value).where(tags.c.fleet == fleet, tags.c.value != "")
     if keys is not None:
         query = query.where(tags.c.key.in_(sorted(keys)))
+    if devices is not None:
+        query = query.where(tags.c.device.in_(sorted(devices)))
     found: dict[str, dict[str, str]] = {}
     for device, key, value in db.rows(query.order_by(tags.c.device, tags.c.key)):
         found.setdefault(device, {})[key] = value

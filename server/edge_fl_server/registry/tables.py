@@ -86,15 +86,22 @@ class DeviceRecord(Struct, frozen=True):
     @property
     def blocked_why(self) -> str:
         """Why it is blocked, and what the operator can do; "" if it is not."""
-        if self.removed:
-            return f"{self.removed}; to use the name again: edge-fl fleet enrol {self.device}, then edge-fl fleet admit {self.device}"
-        if self.revoked:
+        return why_blocked(self.device, self.blocked, self.removed or self.quarantine)
+
+
+def why_blocked(device: str, standing: str, reason: str) -> str:
+    """Why a device of this standing (removed, revoked or quarantined) is blocked, and what the operator can do; "" if it is not."""
+    match standing:
+        case "removed":
+            return f"{reason}; to use the name again: edge-fl fleet enrol {device}, then edge-fl fleet admit {device}"
+        case "revoked":
             return (
-                f"its certificate was revoked; to admit it with a new one: edge-fl fleet enrol {self.device}"
+                "its certificate was revoked, so it cannot connect; to admit it again:"
+                f" edge-fl fleet enrol {device}, and the new claim on the device"
             )
-        if self.quarantine:
-            return f"{self.quarantine}; to count its reports again: edge-fl fleet admit {self.device}"
-        return ""
+        case "quarantined":
+            return f"{reason}; to count its reports again: edge-fl fleet admit {device}"
+    return ""
 
 
 class RunRecord(Struct, frozen=True):

@@ -37,6 +37,7 @@ from edge_fl.console.tables import csv_text
 from edge_fl.errors import InputError, RunError, StoppedError, nearest
 from edge_fl.files import atomic, paths
 from edge_fl.metrics import Summary
+from edge_fl.signals import stop_of
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_server.recipes.recipe import Recipe, Source, dump, load
 from edge_fl_server.runs import round_metrics
@@ -314,7 +315,7 @@ class Results:
         if error is None:
             self.finish("completed")
         elif isinstance(error, KeyboardInterrupt):
-            self.finish("stopped", "interrupted at the keyboard")
+            self.finish("stopped", stop_of(error).words)
         elif isinstance(error, StoppedError):
             self.finish("stopped", str(error))
         else:

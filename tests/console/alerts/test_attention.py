@@ -49,8 +49,8 @@ def db(database_url: str) -> Iterator[Database]:
         DeviceRecord("main", name, **{"status": "ready", "capability": able, "boot": "b", **fields})
         for name, fields in records.items()
     ]
-    rows += [DeviceRecord("main", "restarts", "ready", boot=f"b{n}", capability=able) for n in range(7)]
     registered_devices.record(db, rows)
+    registered_devices.record_restarts(db, "main", [("restarts", f"b{n}") for n in range(6)])
     registered_devices.quarantine(
         db, "main", "quarantine", "3 reports rejected, the last one because of norm"
     )

@@ -11,7 +11,7 @@ from sqlalchemy import Table, update
 from edge_fl import metrics
 from edge_fl.metrics import Summary
 from edge_fl.wire.messages import Capability
-from edge_fl_server.registry import Database, history, registered_reports, tables
+from edge_fl_server.registry import Database, history, registered_reports, registered_tags, tables
 from edge_fl_server.registry.tables import (
     DeviceRecord,
     HistoryRecord,
@@ -27,6 +27,8 @@ from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.round_metrics import RoundMetrics
 
 CLASSES = 10
+AGENTS = ("0.1.0", "0.2.0", "0.10.0")
+"""Versions, by a device's number."""
 STATUSES = ("ready", "ready", "ready", "lost", "ready", "ready", "ready", "ready", "sleeping", "alert")
 """By the last digit of a device's number."""
 SEEN_MINUTES = {"ready": 0.1, "lost": 130.0, "sleeping": 38.0, "alert": 1.2, "stopped": 2900.0}
@@ -84,6 +86,7 @@ def fill(db: Database, devices: int, folder: Path) -> None:
         measured += sent
     add(db, tables.devices, *found)
     add(db, tables.reports, *measured)
+    registered_tags.change(db, "main", [one.device for one in found[::2]], {"site": "berlin", "line": "2"})
     _runs(db, full(devices), folder)
     heads = [one for one in found if one.capability["tier"] == "head"]
     for release in (1, 2, 3):
@@ -115,8 +118,9 @@ def _device(number: int, rng: np.random.Generator) -> tuple[DeviceRecord, list[R
     tier = "full" if is_full(number) else "head"
     head = "" if tier == "full" else ("logistic", "svm", "mlp")[number % 3]
     able = Capability(
-        tier, "Raspberry Pi 4 Model B Rev 1.4", "3.11.2", "1.20.0", 21, 3792, 20480, samples, counts, head
-    )
+        tier, "Raspberry Pi 4 Model B Rev 1.4", "3.11.2", "1.20.0", 21, 3792, 20480, samples, counts, head,
+        agent=AGENTS[number % len(AGENTS)],
+    )  # fmt: skip
     has_newest = status != "alert" and number != REVOKED
     busy = "training" if tier == "full" else "fitting"
     blocked = {
@@ -265,3 +269,82 @@ def evaluate(db: Database, devices: int) -> None:
         values = {metrics.PERSONAL_BEFORE: float(own), metrics.GLOBAL_TEST: float(own - gain)}
         sent = ReportRecord("main", name(number), "e-12", "toy-1", ROUNDS, "evaluation", 80, values)
         add(db, tables.reports, msgspec.structs.replace(sent, received_at=after_round(ROUNDS)))
+
+
+LONG = "a-camera-at-the-north-gate"
+"""Names of up to 32 characters begin with it, and come first in every order."""
+MANY_CLASSES = 100
+
+
+def crowd(db: Database, folder: Path) -> None:
+    """Add names as long as they may be, many classes, tags, reports and rounds; the first device has all of them."""
+    rng = np.random.default_rng(35)
+    names = [f"{LONG}-{number:05d}" for number in range(12)]
+    able = [
+        Capability(
+            "head", "Raspberry Pi Compute Module 4 Rev 1.1", "3.13.5", "1.20.0", 21, 3792, 20480, 4000,
+            rng.poisson(40, MANY_CLASSES).tolist(), "auto", agent="0.10.0rc1.dev20261128+g0123456789abcdef", drift=1.2,
+        )
+        for _ in names
+    ]  # fmt: skip
+    add(
+        db,
+        tables.devices,
+        *(
+            DeviceRecord(
+                "main", name, "alert", "fitting", 3, "enospc", "boot-1", msgspec.to_builtins(one),
+                seen_at=at(1), first_seen_at=at(9000), quarantine="3 reports rejected, the last one because of norm",
+                blocked_at=at(30), rejections=3, outlier_score=22.8,
+            )
+            for name, one in zip(names, able, strict=True)
+        ),
+    )  # fmt: skip
+    tagged = {"site": "berlin-adlershof-building-26-north", "line": "2", "owner-of-the-device": "x" * 64}
+    registered_tags.change(db, "main", names, tagged)
+    run = f"{LONG}-run-1"
+    add(
+        db,
+        tables.runs,
+        RunRecord("toy-2", "main", "fedrep", "digits", "fleet", 200, str(folder / "none"), created_at=at(200)),
+        RunRecord(
+            run, "main", "fedavg+finetuning", "a-data-set-with-a-long-name", "fleet", 4, str(folder / "none"), "failed",
+            "round 3: 1 of 4 clients responded, at least 2 required", created_at=at(300), ended_at=at(290),
+        ),
+    )  # fmt: skip
+    means = {
+        metrics.PERSONAL_BEFORE: 0.9,
+        metrics.GLOBAL_TEST: 0.8,
+        metrics.LOCAL_ONLY: 0.7,
+        metrics.PERSONAL_LOCAL: 0.85,
+    }
+    add(
+        db,
+        tables.rounds,
+        *(
+            RoundRecord(
+                "toy-2", number, 9, 9, 3.0, 9**9, 9**9, {name: mean - 0.3 * 0.98**number for name, mean in means.items()},
+                dict.fromkeys(means, 9 - number % 7), at(100 - number),
+            )
+            for number in range(1, 61)
+        ),
+    )  # fmt: skip
+    kinds = ("logistic", "svm", "mlp", "prototypes")
+    measured = {
+        metrics.TEST_SAMPLES: 60,
+        metrics.FLEET: 0.6,
+        metrics.EPSILON: 1.25,
+        metrics.OWN_WEIGHT: 0.4,
+    }
+    measured |= {metrics.at_labels(n, kind): 0.99 - 0.5 / n for n in (1, 2, 5, 10) for kind in kinds}
+    add(
+        db,
+        tables.reports,
+        *(
+            ReportRecord(
+                "main", names[0], f"long-{number}", run, number, "head", 4000,
+                measured, 0.7, 0.8 + number % 9 / 50, number, "logistic", 1.1, 52_000, 900,
+                received_at=at(60 - number),
+            )
+            for number in range(1, 31)
+        ),
+    )  # fmt: skip

@@ -2,9 +2,11 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,20 +22,25 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from edge_fl import metrics
+from edge_fl.cli import main
 from edge_fl.console import units
 from edge_fl.errors import ConfigError, InputError
 from edge_fl.metrics import Summary
 from edge_fl.wire.host_names import is_loopback
 from edge_fl.wire.messages import Capability
-from edge_fl_console.dashboard import actions, charts, parts, prometheus
+from edge_fl_console import failure_texts
+from edge_fl_console.dashboard import actions, charts, parts, prometheus, standing
 from edge_fl_console.dashboard.auth import LoginMiddleware
 from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.pages import data, device, fleet, log, releases, run
 from edge_fl_console.dashboard.pages.fleet import FleetQuery
+from edge_fl_console.dashboard.pages.log import LogQuery
 from edge_fl_console.dashboard.parts import PageColumn
 from edge_fl_console.dashboard.serve import MENU, DashboardSettings
-from edge_fl_server.registry import Database, registered_devices, registered_reports, rollouts, runs
-from edge_fl_server.registry.tables import DeviceRecord, ReportRecord
+from edge_fl_server import selectors
+from edge_fl_server.registry import Database, registered_devices, registered_reports, rollouts, runs, tables
+from edge_fl_server.registry.rollouts import NO_RUN
+from edge_fl_server.registry.tables import DeviceRecord, RejectionRecord, ReleaseRecord, ReportRecord
 from tests.browsing import run_coroutine
 from tests.console.dashboard import filled
 
@@ -70,7 +77,9 @@ def test_every_column_sorts_both_ways(db: Database, sort: str) -> None:
             for row in fleet.read(db, "main", FleetQuery(sort=sort, down=down), per_page=200).rows
         ]
         known = [value for value in found if value is not None]
-        assert known == sorted(known, reverse=down) == found[: len(known)]  # those without a value come last
+        order = selectors.version if sort == "agent" else None
+        in_order = sorted(known, key=order, reverse=down)  # type: ignore[arg-type]
+        assert known == in_order == found[: len(known)]  # those without a value come last
     assert len({*found}) > 1
 
 
@@ -101,6 +110,46 @@ def test_the_epsilon_column_appears_only_in_fleets_that_send_noisy_updates(db: D
     found = fleet.read(db, "main", FleetQuery(sort="device"))
     assert [row.epsilon for row in found.rows[:6]] == [None, 0.25, None, 0.75, None, 1.25]
     assert "epsilon" in fleet.visible(found) and " 1.25" in cells(fleet.COLUMNS, found.rows)
+
+
+def test_the_fleet_and_a_device_show_agents_and_tags_and_select_by_version(db: Database) -> None:
+    found = fleet.read(db, "main", FleetQuery(where="agent<0.2.0", sort="device"))
+    assert {row.agent for row in found.rows} == {"0.1.0"} and found.matches == 40  # not 0.10.0
+    rows = fleet.read(db, "main", FleetQuery(sort="agent", down=True)).rows
+    assert [row.agent for row in rows[:41]] == ["0.10.0"] * 40 + ["0.2.0"]
+    shown = cells(fleet.COLUMNS, found.rows[:1])
+    assert "0.1.0" in shown and 'href="/fleet?where=site%3Dberlin"' in shown
+    page = device.read(db, "main", filled.name(0))
+    assert page is not None and page.tags == {"site": "berlin", "line": "2"}
+    assert "site=berlin" in device.title(page) and "0.1.0" in device.summary(page)
+    wrong = fleet.read(db, "main", FleetQuery(where="agent<new"))
+    assert "expected a version, such as 0.2.0" in fleet.note(wrong)
+
+
+def test_every_command_on_a_device_exists_and_is_quoted_for_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "the fleet's runs" / "releases"
+    registry = home.parent / "server" / "registry.sqlite"
+    registry.parent.mkdir(parents=True)
+    (home.parent / "identities" / "operator").mkdir(parents=True)
+    (home.parent / "identities" / "ca.key").touch()
+    with closing(Database.open(registry)) as db:
+        registered_devices.record(db, [DeviceRecord("plant-2", "pi-07", "ready")])
+        context = PageContext(db, "plant-2", home, str(registry))
+        found = device.commands(context, "pi-07")
+    assert [shlex.split(line)[:3] for line in found.values()] == [
+        ["edge-fl", *words.split()[:2]] for words in device.COMMANDS.values()
+    ]
+    outcomes = []
+    for line in found.values():
+        words = shlex.split(line)
+        assert words[words.index("--home") + 1] == str(home) and "pi-07" in words
+        assert words[words.index("--fleet") + 1] == "plant-2" and "--database" not in words
+        outcomes.append((main(words[1:]), capsys.readouterr().err))
+    said = ("/identities/operator/client.key", "", "key 'KEY'", "device 'NEW'", "expected --yes")
+    for (code, error), expected in zip(outcomes, (said[0], *said), strict=True):
+        assert (code, expected in error) == (4 if expected else 0, True), error
 
 
 def test_search_and_filters_narrow_the_fleet(db: Database) -> None:
@@ -159,13 +208,65 @@ def test_a_device_without_labels_shows_the_fleets_head_and_no_accuracy(db: Datab
     assert "not measured yet" in summary and "not personal yet" in summary and "90 % interval" not in summary
 
 
+def test_a_device_with_one_picture_per_class_says_why_it_has_no_accuracy(db: Database) -> None:
+    """It measures on no scene: a class counts from its second one on."""
+    _reported(db, "pi-new", 10, **{metrics.TEST_SAMPLES: 0.0})
+    why = "not measured yet (0 of 8 scenes: a class counts from its second scene on)"
+    found = fleet.read(db, "main", FleetQuery(search="pi-new"))
+    assert why in cells(fleet.COLUMNS, found.rows)
+    page = device.read(db, "main", "pi-new")
+    assert page is not None and why in device.summary(page)
+
+
+@pytest.mark.parametrize("status", ["ready", "lost", "disconnected", "unknown", "alert"])
+def test_a_revoked_device_is_never_said_to_come_back(db: Database, status: str) -> None:
+    registered_devices.record(db, [DeviceRecord("main", "pi-new", status, why="error" * (status == "alert"))])
+    registered_devices.set_revoked(db, "main", {"pi-new"})
+    (row,) = fleet.read(db, "main", FleetQuery(search="pi-new")).rows
+    assert fleet.message(row) == (
+        "its certificate was revoked, so it cannot connect; to admit it again:"
+        " edge-fl fleet enrol pi-new, and the new claim on the device"
+    )
+    page = device.read(db, "main", "pi-new")
+    assert page is not None
+    said = device.title(page) + fleet._status(row)
+    assert "by itself" not in said and ">lost<" not in said and "edge-fl fleet enrol pi-new" in said
+    assert standing.by_status(db, "main")["revoked"] >= 1
+
+
+def test_a_lost_device_says_what_happens_now(db: Database) -> None:
+    registered_devices.record(db, [DeviceRecord("main", "pi-new", "lost")])
+    page = device.read(db, "main", "pi-new")
+    assert page is not None
+    assert failure_texts.LOST in device.title(page)
+
+
+def test_a_release_that_no_run_trained_names_and_links_none(db: Database) -> None:
+    """The name of no run is "none": a link to it led to an unknown run."""
+    for number, name in ((8, NO_RUN), (9, "gone-1")):
+        rollouts.record_release(
+            db, ReleaseRecord("main", number, name, 0 if name == NO_RUN else 4, "m", "x", 9)
+        )
+    rows = {row.record.release: row for row in releases.read(db, "main").releases.values()}
+    assert releases._origin(rows[8]) == '<span class="quiet">no run</span>'
+    assert releases._origin(rows[9]) == "gone-1, round 4", "its run is not in this registry"
+    assert "/run/" in releases._origin(rows[3])
+    texts = [log.text(event) for event in log.newest(db, "main") if event.kind == "release"]
+    assert "published; no run trained it" in texts and "published, from round 4 of gone-1" in texts
+    _reported(db, "pi-new", 9)
+    sent = ReportRecord("main", "pi-new", "r", NO_RUN, 0, "head", 9, {})
+    assert [column.draw(sent) for column in device.REPORTS if column.label in ("Run", "Round")] == [
+        units.NOTHING
+    ] * 2
+
+
 def test_an_accuracy_is_shown_with_its_labels_interval_and_the_fleets_head(db: Database) -> None:
     _reported(
         db, "pi-new", 60, **{metrics.PERSONAL_AFTER: 0.83, metrics.FLEET: 0.76, metrics.OWN_WEIGHT: 0.2}
     )
     found = fleet.read(db, "main", FleetQuery(search="pi-new"))
     shown = cells(fleet.COLUMNS, found.rows)
-    assert "83.0" in shown and "n = 60, 74 to 90 %" in shown and "76.0" in shown
+    assert "83.0 % of 60 scenes" in shown and "90 % interval 74 to 90 %" in shown and "76.0" in shown
     assert "fleet&#x27;s head with own labels" in shown
     page = device.read(db, "main", "pi-new")
     assert page is not None
@@ -239,6 +340,7 @@ def test_text_from_a_device_is_escaped(db: Database) -> None:
     registered_devices.record(db, [DeviceRecord("main", "pi-x", "alert", why=script, capability=able)])
     report = ReportRecord("main", "pi-x", "r", script, 1, "head", 5, error=script)
     registered_reports.accept(db, report)
+    registered_reports.accept(db, ReportRecord("main", "pi-x", "fit", "", 0, "head", 5, head=script))
     found, shown = fleet.read(db, "main", FleetQuery(search="pi-x")), device.read(db, "main", "pi-x")
     assert shown is not None
     drawn = cells(fleet.COLUMNS, found.rows) + cells(device.REPORTS, shown.reports)
@@ -304,7 +406,35 @@ def test_the_area_of_a_dot_is_its_count() -> None:
     chart = charts.dots({"a": (100, 25), "b": (0, 100)})
     assert chart is not None
     points = {tuple(point["value"]): point["symbolSize"] for point in chart.options["series"][0]["data"]}
-    assert points == {(0, 0): 20.0, (0, 1): 10.0, (1, 1): 20.0}
+    assert points == {(0, 0): 20.0, (1, 0): 10.0, (1, 1): 20.0}
+
+
+def test_axes_have_names_and_the_area_of_a_dot_a_legend() -> None:
+    chart = charts.dots({"a": (100, 25), "b": (0, 100)})
+    bars = charts.columns([3, 0, 5])
+    assert chart is not None and bars is not None
+    assert (chart.options["xAxis"]["name"], chart.options["yAxis"]["name"]) == ("class", "device")
+    assert (bars.options["xAxis"]["name"], bars.options["yAxis"]["name"]) == ("class", "samples")
+    sizes = dict(re.findall(r"width:([\d.]+)px[^<]*</i>([\d,]+)<", chart.legend))
+    assert sizes == {"6.3": "10", "11.5": "33", "20.0": "100"}  # areas of 1, 3.3 and 10
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ends"),
+    [
+        (0.37, 0.98, (20, 100, 20)),
+        (0.912, 0.93, (91, 93, 1)),
+        (1.0, 1.0, (99, 100, 1)),
+        (0.0, 0.0, (0, 1, 1)),
+    ],
+)
+def test_an_axis_of_accuracy_begins_and_ends_with_a_whole_step(
+    low: float, high: float, ends: tuple[int, ...]
+) -> None:
+    chart = charts.lines([charts.ChartCurve("a", {1: low, 2: high})], "round")
+    assert chart is not None
+    axis = chart.options["yAxis"]
+    assert (axis["min"], axis["max"], axis["interval"]) == ends
 
 
 def test_the_log_is_newest_first_and_can_be_narrowed(db: Database) -> None:
@@ -316,6 +446,84 @@ def test_the_log_is_newest_first_and_can_be_narrowed(db: Database) -> None:
     assert {event.level for event in log.newest(db, "main", "error")} == {"error"}
 
 
+@pytest.mark.parametrize(
+    ("search", "kinds"),
+    [
+        ("TOY-1", {"run", "round", "release"}),  # in subjects and texts
+        ("timed out", {"request"}),  # as the page writes it
+        (filled.name(filled.QUARANTINED), {"rejected", "quarantine"}),
+        ("much larger than allowed", {"rejected", "quarantine"}),  # the meaning of "norm", in the page only
+        ("quarantine", {"quarantine"}),
+        ("100%", set()),
+    ],
+)
+def test_the_log_is_searched_by_the_words_on_the_page(db: Database, search: str, kinds: set[str]) -> None:
+    found = log.newest(db, "main", search=search)
+    assert {event.kind for event in found} == kinds
+    if " " in search:
+        assert all(search in log.text(event) for event in found)
+
+
+def test_a_search_finds_any_device_of_equal_events(db: Database) -> None:
+    for number in (1, 2, 3):
+        rejection = RejectionRecord("main", filled.name(number), f"r-{number}", "toy-1", 9, "replayed", "")
+        registered_reports.reject(db, rejection)
+    (event,) = log.newest(db, "main", search=filled.name(2), level="warning", without=("request",))
+    assert (event.subject, event.subjects) == (filled.name(2), 3)
+
+
+def test_a_search_reads_the_whole_log_and_not_its_newest_events(db: Database) -> None:
+    many = [
+        ReleaseRecord(
+            "main", number, "toy-9", 1, "fedrep", "0" * 64, 1, published_at=f"2026-12-{number % 28 + 1:02d}"
+        )
+        for number in range(10, 10 + 2 * log.NEWEST)
+    ]
+    filled.add(db, tables.releases, *many)
+    assert "toy-0" not in {event.subject for event in log.newest(db, "main")}
+    assert len(log.newest(db, "main", search="toy-0")) == 2
+    assert "The newest 200 events" in log.note(log.read(db, "main", LogQuery()), LogQuery())
+
+
+def test_the_log_is_narrowed_to_days_of_which_equal_events_are_counted(db: Database) -> None:
+    with db.writing() as connection:
+        connection.execute(tables.rejections.delete())
+    for number, day in enumerate((1, 2, 2, 3), 1):
+        made = RejectionRecord("main", "pi-x", f"t-{number}", "toy-1", day, "norm", "", number=number)
+        filled.add(db, tables.rejections, replace(made, received_at=f"2026-11-0{day}T23:59:59.000+00:00"))
+
+    def rejected(since: str, until: str) -> list[int]:
+        page = log.read(db, "main", LogQuery(since=since, until=until))
+        return [event.times for event in page.events if event.kind == "rejected"]
+
+    assert rejected("", "") == rejected("2026-11-01", "2026-11-03") == [4]
+    assert rejected("2026-11-02", "2026-11-02") == [2]
+    assert rejected("2026-11-03", "") == rejected("", "2026-11-01") == [1]
+    assert rejected("2026-11-04", "9999-12-31") == rejected("", "2026-10-31") == []
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "message"),
+    [
+        ("yesterday", "", "from: 'yesterday', expected a day such as 2026-11-20"),
+        ("", "2026-02-30", "to: '2026-02-30', expected a day"),
+        ("2026-11-02", "2026-11-01", "from 2026-11-02 to 2026-11-01: expected the earlier day first"),
+    ],
+)
+def test_a_wrong_day_is_named(db: Database, since: str, until: str, message: str) -> None:
+    query = LogQuery(since=since, until=until)
+    page = log.read(db, "main", query)
+    assert page.wrong.startswith(message) and page.events == () and "Wrong date" in log.note(page, query)
+
+
+def test_the_address_of_the_log_has_its_query() -> None:
+    query = LogQuery("error", "pi 7&8", "2026-11-01", "2026-11-02")
+    address = log.address_of(query)
+    assert address == "/log?level=error&search=pi+7%268&from=2026-11-01&to=2026-11-02"
+    assert log.query_of(dict(parse_qsl(address.partition("?")[2]))) == query
+    assert log.address_of(LogQuery()) == "/log"
+
+
 def test_actions_write_the_desired_state(db: Database) -> None:
     context = PageContext(db, "main")
     actions.start(context, "2")
@@ -323,9 +531,11 @@ def test_actions_write_the_desired_state(db: Database) -> None:
     assert begun is not None and (begun.release, begun.previous, begun.plan["stages"]) == (2, 3, [1.0])
     with pytest.raises(InputError, match="has not ended"):
         actions.start(context, "3")
-    actions.ACTIONS["rollback"].do(context, str(begun.number))
+    with pytest.raises(InputError, match="the roll-back from release 3 is under way already"):
+        actions.ACTIONS["rollback"].do(context, str(begun.number))
+    actions.ACTIONS["abort"].do(context, str(begun.number))
     wanted = rollouts.get(db, begun.number)
-    assert wanted is not None and wanted.desired == "rolled_back"
+    assert wanted is not None and wanted.desired == "aborted"
     actions.ACTIONS["stop"].do(context, "toy-1")
     stopped = runs.get(db, "toy-1")
     assert stopped is not None and stopped.desired == "stopped"

@@ -1,10 +1,12 @@
-"""Every page in every state of the registry, in both widths and colour schemes: no error, no overflow, nothing that axe-core calls serious.
+"""Every page in every state of the registry, in both widths and colour schemes: no error, nothing clipped, nothing serious to axe-core.
 
 EDGE_FL_SCREENSHOTS=FOLDER keeps a picture of each page there; those of README are made by
 `EDGE_FL_SCREENSHOTS=docs/images python -m pytest tests/console/dashboard/test_every_page.py -k readme`.
 """
 
 import os
+import re
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,20 @@ from sqlalchemy import inspect, text
 from edge_fl_console.dashboard.pages.fleet import PER_PAGE
 from edge_fl_console.dashboard.serve import ROUTES
 from edge_fl_server.registry import Database, fleets
-from tests.browsing import LOOKS, dashboard, visiting
+from tests.browsing import LOOKS, Visit, dashboard, visiting
 from tests.console.dashboard import filled
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
-PAGES = [path.format(id="toy-0" if path.startswith("/run") else filled.name(filled.WORST)) for path in ROUTES]
+
+def pages(device: str, run: str) -> list[str]:
+    """The address of every page, with those of a device and a run."""
+    return [path.format(id=run if path.startswith("/run") else device) for path in ROUTES]
+
+
+PAGES = pages(filled.name(filled.WORST), "toy-0")
+MISSING = "/no/such/page"
+QUERIES = ("/log?search=norm&from=2020-01-01&level=warning", "/fleet?where=agent%3C0.2.0&sort=agent", MISSING)
 ALARM = '[role="alert"] .alarm'
 ONLINE = 2  # sequence number of the second server
 
@@ -55,6 +65,18 @@ STATES = {empty: LOOKS[::3], offline: LOOKS[::3], online: LOOKS, unreadable: LOO
 PICTURES = os.environ.get("EDGE_FL_SCREENSHOTS", "")
 
 
+def looked(visit: Visit, name: str, looks: Sequence[tuple[int, str]] = LOOKS) -> list[str]:
+    """The flaws of the open page in each look."""
+    flaws = []
+    for width, scheme in looks:
+        visit.look(width, scheme)
+        where = f"{re.sub('[^a-z0-9]+', '-', name).rstrip('-')}-{width}-{scheme}"
+        flaws += [f"{where}: {flaw}" for flaw in visit.flaws()]
+        if PICTURES:
+            visit.page.screenshot(path=Path(PICTURES) / f"{where}.png", full_page=True)
+    return flaws
+
+
 def test_every_page_in_every_state(browser: Any, tmp_path: Path) -> None:
     flaws = []
     registry = tmp_path / "registry.sqlite"
@@ -65,17 +87,34 @@ def test_every_page_in_every_state(browser: Any, tmp_path: Path) -> None:
                 for path in PAGES:
                     fleets.beat(db, "main", ONLINE)
                     visit.go(path, ALARM if state is unreadable else ".sheet:visible")
-                    for width, scheme in looks:
-                        visit.look(width, scheme)
-                        where = f"{state.__name__}{path.replace('/', '-').rstrip('-')}-{width}-{scheme}"
-                        flaws += [f"{where}: {flaw}" for flaw in visit.flaws()]
-                        if PICTURES:
-                            visit.page.screenshot(path=Path(PICTURES) / f"{where}.png", full_page=True)
+                    flaws += looked(visit, f"{state.__name__}{path}", looks)
                 if state is online:  # an open page keeps its contents when the registry fails
                     visit.go("/fleet", "tbody tr")
                     unreadable(db, tmp_path)
                     visit.page.wait_for_selector(ALARM)
                     assert visit.page.locator("tbody tr").count() == PER_PAGE
+    assert not flaws, "\n".join(flaws)
+
+
+CROWDED = pages(f"{filled.LONG}-00000", "toy-2")
+
+
+@pytest.mark.parametrize("paths", [CROWDED[:3], CROWDED[3:], QUERIES], ids=["devices", "others", "queries"])
+def test_long_names_many_classes_queries_and_errors_in_every_look(
+    browser: Any, tmp_path: Path, paths: Sequence[str]
+) -> None:
+    flaws = []
+    registry = tmp_path / "registry.sqlite"
+    with closing(Database.open(registry)) as db, dashboard(registry) as service:
+        filled.fill(db, 20, tmp_path)
+        filled.evaluate(db, 20)
+        filled.crowd(db, tmp_path)
+        fleets.begin(db, "main", 1)
+        with visiting(browser, service.address) as visit:
+            for path in paths:
+                fleets.beat(db, "main", 1)
+                visit.go(path, status=404 if path == MISSING else 200)
+                flaws += looked(visit, f"crowd{path}")
     assert not flaws, "\n".join(flaws)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
@@ -20,12 +21,18 @@ from tests.numbers import WRONG_NUMBERS
 
 def answer(service: Dashboard, request: str, body: bytes = b"") -> tuple[int, dict[str, str]]:
     """Send a request as it is: its status and its headers."""
+    return whole(service, request, body)[:2]
+
+
+def whole(service: Dashboard, request: str, body: bytes = b"") -> tuple[int, dict[str, str], str]:
+    """Send a request as it is: its status, its headers and its text."""
     address = urlsplit(service.address)
     with closing(socket.create_connection((address.hostname, address.port or 0), 30)) as connection:
         connection.sendall(request.encode("latin-1") + body)
         with connection.makefile("rb") as file:
             status = int(file.readline().split()[1])
-            return status, {name.lower(): value for name, value in parse_headers(file).items()}
+            headers = {name.lower(): value for name, value in parse_headers(file).items()}
+            return status, headers, file.read().decode(errors="replace")
 
 
 def get(path: str, host: str = "127.0.0.1", more: str = "", method: str = "GET") -> str:
@@ -85,6 +92,44 @@ def test_a_failure_has_the_headers_too() -> None:
     response = TestClient(Headers(fails)).get("/")
     assert (response.status_code, response.text) == (500, "internal error\n")
     require_safe(dict(response.headers))
+
+
+PAGE = "Accept: text/html,application/xhtml+xml\r\n"
+
+
+@pytest.mark.timeout(120)
+def test_a_browser_gets_errors_as_pages_with_a_way_back_and_a_program_as_text(tmp_path: Path) -> None:
+    registry = tmp_path / "registry.sqlite"
+    Database.open(registry).close()
+    with dashboard(registry) as service:
+        for request, status, title in (
+            (get("/no/such/page", more=PAGE), 404, "No such page"),
+            (get("/_nicegui/x", more=PAGE), 404, "No such page"),
+            (get("/", "evil.example", more=PAGE), 403, "Not allowed"),
+        ):
+            found, headers, body = whole(service, request)
+            assert (found, headers["content-type"]) == (status, "text/html; charset=utf-8")
+            require_safe(headers)
+            assert f"<h1>{title}</h1>" in body and 'href="/"' in body
+            nonce = headers["content-security-policy"].partition("'nonce-")[2].partition("'")[0]
+            assert f'<script nonce="{nonce}">' in body
+        found, headers, body = whole(service, get("/no/such/page"))
+        assert (found, body) == (404, "not found\n") and headers["content-type"].startswith("text/plain")
+
+
+def test_a_page_that_fails_says_so_and_a_response_that_began_is_not_changed() -> None:
+    async def fails(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("on purpose")
+
+    async def answers(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("fleet 1\n", 200)(scope, receive, send)
+
+    accept = {"accept": "text/html"}
+    failed = TestClient(Headers(fails)).get("/", headers=accept)
+    assert failed.status_code == 500 and "<h1>This page failed</h1>" in failed.text
+    assert "on purpose" not in failed.text
+    require_safe(dict(failed.headers))
+    assert TestClient(Headers(answers)).get("/", headers=accept).text == "fleet 1\n"
 
 
 FRAME = "data:text/html,<iframe src='{}'></iframe>"

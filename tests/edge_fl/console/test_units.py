@@ -1,10 +1,13 @@
 """Accuracies, differences, sizes and durations as text."""
 
+from datetime import UTC, datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_fl.console import units
+from edge_fl.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -67,3 +70,17 @@ def test_an_interval_says_what_its_verdict_says(one: float, other: float) -> Non
 )
 def test_sizes_have_a_binary_unit(bytes: float | None, text: str) -> None:
     assert units.size(bytes) == text
+
+
+def test_a_moment_is_a_time_in_utc_or_an_age() -> None:
+    now = datetime(2026, 11, 24, 12, tzinfo=UTC)
+    for text, moment in (
+        ("2026-11-23", "2026-11-23T00:00:00+00:00"),
+        ("2026-11-23T14:00", "2026-11-23T14:00:00+00:00"),
+        ("2026-11-23T14:00+01:00", "2026-11-23T13:00:00+00:00"),
+        ("2h", "2026-11-24T10:00:00+00:00"),
+        ("1d", "2026-11-23T12:00:00+00:00"),
+    ):
+        assert units.parse_moment(text, "--since", now).isoformat() == moment
+    with pytest.raises(InputError, match=r"--since 'yesterday': expected a day or time in UTC.* or an age"):
+        units.parse_moment("yesterday", "--since", now)

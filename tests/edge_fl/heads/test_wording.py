@@ -6,7 +6,7 @@ import pytest
 from edge_fl import heads, metrics
 from edge_fl.heads import HeadPlan, fleet, probability_calibration, wording
 from edge_fl.heads.probability_calibration import LEAST_MEASURED, Calibration
-from edge_fl.heads.wording import NOT_PERSONAL, OWN, WITH_LABELS, MeasuredAccuracy, head_words
+from edge_fl.heads.wording import NOT_PERSONAL, OWN, WITH_LABELS, DeviceWords, MeasuredAccuracy, head_words
 
 NAMES = ["cat", "dog", "owl"]
 
@@ -111,3 +111,9 @@ def test_the_words_of_a_calibration_are_those_of_its_report() -> None:
     }
     assert MeasuredAccuracy.of_calibration(found) == MeasuredAccuracy.of_report(reported)
     assert n > LEAST_MEASURED and "fleet's head 50.0 %" in MeasuredAccuracy.of_report(reported).words
+
+
+def test_before_the_first_report_nothing_is_fitted_on_any_device() -> None:
+    for full in (True, False):
+        words = DeviceWords.of_report("", 0, None, full=full)
+        assert (words.head, words.measured.words) == ("nothing fitted yet", "not measured yet")

@@ -19,11 +19,13 @@ from edge_fl_server.mqtt.session import connected
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, registered_reports, rollouts
 from edge_fl_server.release import agent_releases
+from edge_fl_server.release.export import Description, Exported
 from edge_fl_server.release.repository import Repository, now
 from edge_fl_server.release.rollout import coordinator
 from edge_fl_server.release.rollout.commands import Request
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
 from tests import agents
+from tests.devices import graphs
 from tests.server.conftest import WAIT_S, Bench
 from tools.memory_broker import InMemoryTransport
 
@@ -150,6 +152,22 @@ def test_a_release_that_was_aborted_goes_out_again_only_if_asked(releases) -> No
     number = releases.roll_out(2, STAGED, again=True)()
     rollouts.advance(releases.db, rollouts.get(releases.db, number), state="completed")
     assert releases.roll_out(2, STAGED)() > number  # it is in service
+
+
+def test_a_model_whose_release_was_aborted_is_that_release_when_it_is_published_again(releases) -> None:
+    def signed(features: int) -> int:
+        payload = graphs.graph(weights=graphs.WEIGHTS * features)
+        manifest = graphs.manifest_for(payload, release=1)
+        exported = Exported(payload, manifest.feature_dim, opset=manifest.opset, ir=manifest.ir)
+        return releases.sign(
+            exported, Description("pretrained", list(manifest.classes), manifest.input)
+        ).release
+
+    assert (signed(7), signed(8)) == (3, 4)
+    stopped_by_a_gate(releases.db, releases.roll_out(3, STAGED)(), "aborted")
+    assert signed(7) == 3
+    with pytest.raises(InputError, match="release 3: aborted by a gate"):
+        releases.roll_out(3, STAGED)
 
 
 def test_wheels_of_an_agent_release_that_was_aborted_go_out_again_only_if_asked(releases, tmp_path) -> None:

@@ -12,6 +12,7 @@ from edge_fl.cli import main
 from edge_fl.console.tables import listing
 from edge_fl.errors import InputError
 from edge_fl.fields import Tier
+from edge_fl.metrics import PERSONAL_AFTER
 from edge_fl.wire.messages import Capability, DeviceState, Report, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
@@ -78,9 +79,10 @@ def test_sigterm_ends_a_run_that_waits_for_devices_as_stopped(own_mosquitto, tmp
         until = time.monotonic() + 60
         while not any("waiting for 4 full devices" in line for line in lines) and time.monotonic() < until:
             time.sleep(0.05)
-    assert child.code == 130
+    assert child.code == 143 and lines[-1] == "edge-fl: stopped by SIGTERM", lines
     (path,) = (tmp_path / "runs").iterdir()
-    assert Results.open(path).state().state == "stopped"
+    state = Results.open(path).state()
+    assert (state.state, state.reason) == ("stopped", "stopped by SIGTERM")
 
 
 def test_the_list_shows_the_last_state_of_each_device(stage, tmp_path):
@@ -91,7 +93,9 @@ def test_the_list_shows_the_last_state_of_each_device(stage, tmp_path):
     db, at = Database.open(), "2026-11-20T14:03:59.123+00:00"
     seen = DeviceRecord("main", "d1", seen_at=at, first_seen_at=at, outlier_score=0.5)
     db.put(tables.devices, [msgspec.to_builtins(seen)])
-    registered_reports.accept(db, ReportRecord("main", "d1", "r1", "run", 1, "update", 9, after=0.923))
+    registered_reports.accept(
+        db, ReportRecord("main", "d1", "r1", "run", 1, "update", 9, {PERSONAL_AFTER: 0.923}, after=0.923)
+    )
 
     def complete() -> bool:
         rows[:] = device_list.devices(stage.connect, "main", db, quick).rows
@@ -100,14 +104,14 @@ def test_the_list_shows_the_last_state_of_each_device(stage, tmp_path):
     assert stage.eventually(complete), rows
     lost, there = rows
     assert (lost["device"], lost["tier"], lost["status"]) == ("d1", "full", "lost")
-    assert (there["device"], there["head"], there["samples"]) == ("h1", "svm", 9)
+    assert (there["device"], there["head"], there["samples"]) == ("h1", "nothing fitted yet", 9)
     assert (lost["last_seen"], there["last_seen"]) == ("2026-11-20 14:03:59", "")
     assert (lost["measured"], there["measured"]) == ("", "")
     assert (lost["score"], lost["standing"], there["score"]) == (0.5, "", None)
     assert (lost["accuracy"], there["accuracy"], lost["release"]) == (0.923, None, 0)
-    table = listing([lost | {"score": 0.0}, there], device_list.COLUMNS)
+    table = listing([lost | {"score": 0.0}, there], device_list.SHOWN)
     shown = dict(zip(table.headings, table.rows[0], strict=True))
-    assert (shown["accuracy after"], shown["release"], shown["outlier score"]) == ("92.3 %", "-", "-")
+    assert (shown["accuracy"], shown["release"], shown["outlier score"]) == ("92.3 %", "-", "-")
     registered_reports.accept(db, ReportRecord("main", "h1", "r2", "run", 1, "head", 9, head="fleet"))
     there = device_list.devices(stage.connect, "main", db, quick).rows[1]
     assert (there["head"], there["configured"]) == ("fleet's head with own labels", "svm")

@@ -143,7 +143,7 @@ def test_takeover_ends_the_first_server_with_an_error(bench):
     )
     second.open()
     assert second.epoch == bench.connection.epoch + 1
-    assert bench.eventually(lambda: bench.connection.ended)
+    assert bench.eventually(lambda: bench.connection.lost)
     with pytest.raises(ConnectError, match=r"another (client|server)"):
         bench.connection.check()
     assert decode(bench.retained()["srv/state"], ServerState).boot == second.boot

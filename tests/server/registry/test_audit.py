@@ -67,7 +67,7 @@ def test_a_refused_roll_out_is_in_the_log_before_anything_connects(tmp_path: Pat
         lambda: viewer.steer("paused"),
         lambda: viewer.roll_out(None, RolloutConfig()),
         lambda: operator.roll_out(None, RolloutConfig()),
-        lambda: operator.roll_back(None),
+        lambda: operator.roll_back(rollouts.WayBack(2, 1)),
     ):
         with pytest.raises(NotPermittedError):
             refused()

@@ -230,7 +230,9 @@ def test_the_newest_accuracy_of_each_device_is_known(db, monkeypatch):
     monkeypatch.setattr(registered_reports, "now", lambda: next(moments))
     for id, device, after in (("a", "d1", 0.9), ("b", "d1", 0.8), ("c", "d2", None), ("d", "d1", None)):
         registered_reports.accept(db, ReportRecord("main", device, id, "r1", 1, "head", 5, after=after))
-    assert registered_reports.newest_accuracies(db, "main") == {"d1": 0.8}
+    assert {name: one.after for name, one in registered_reports.newest_measured(db, "main").items()} == {
+        "d1": 0.8
+    }
     newest = registered_reports.newest_heads(db, "main")  # also of a head that is not measured
     assert {name: (found.id, found.after) for name, found in newest.items()} == {
         "d1": ("d", None),

@@ -132,7 +132,7 @@ def test_a_run_ends_as_its_block_ends(tmp_path: Path) -> None:
     assert [(state.state, state.reason) for state in states] == [
         ("completed", ""),
         ("failed", "loss is NaN in round 3"),
-        ("stopped", "interrupted at the keyboard"),
+        ("stopped", "stopped by Ctrl-C"),
         ("stopped", "asked to"),
     ]
 

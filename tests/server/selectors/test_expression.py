@@ -71,7 +71,14 @@ def test_a_selector_matches(text: str, expected: str | type[Exception]) -> None:
         ("site=berlin)", "position 12"),
         ("site=berlin & tier=full", "position 13: '&', expected a device name"),
         ("and", "position 1: 'and', expected a device name"),
-        ("site>3", "position 6: '3', expected = or != before it: site is no number, only release, samples"),
+        (
+            "site>3",
+            "position 6: '3', expected = or != before it: site is no number or version, only release, samples",
+        ),
+        ("agnet<0.2.0", r"position 7: '0.2.0', .*agnet is no number or version.* \(did you mean 'agent'\?\)"),
+        ("agent<new", "position 7: 'new', expected a version, such as 0.2.0: agent is one"),
+        ("agent<0.2.*", "position 7: '0.2.*', expected a version"),
+        ("agent<", "position 7: ends, expected a value for agent"),
         ("memory_mb>lots", "position 11: 'lots', expected a number: memory_mb is one"),
         ("Site=berlin", "position 1: 'Site', expected a key"),
         ("@berln", r"position 1: '@berln', expected a saved group \(did you mean 'berlin'\?\)"),
@@ -88,7 +95,39 @@ def test_a_wrong_selector_names_the_position_and_what_was_expected(text: str, me
 
 
 def test_every_attribute_has_a_column() -> None:
-    assert {*tags.TEXTS, *tags.NUMBERS} == selectors.ATTRIBUTES.keys()
+    assert {*tags.ATTRIBUTES} == selectors.ATTRIBUTES.keys()
+
+
+VERSIONS: list[dict[str, str | float]] = [
+    {"name": "old", "agent": "0.1.0", "python": "3.9.2", "samples": 9},
+    {"name": "pre", "agent": "0.2.0rc1", "python": "3.11.2", "samples": 80},
+    {"name": "new", "agent": "0.2.0", "python": "3.13.5", "samples": 100},
+    {"name": "newest", "agent": "0.10.0", "python": "3.11.2", "samples": 1000},
+    {"name": "own", "agent": "our build", "python": "9" * 5000},
+    {"name": "silent"},
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("agent<0.2.0", "old pre"),  # 0.10.0 is newer than 0.2.0, a candidate older
+        ("agent<=0.2.0", "old pre new"),
+        ("agent>0.2.0", "newest"),
+        ("agent>=0.2", "new newest"),  # 0.2 is 0.2.0
+        ("agent=0.2", "new"),
+        ("agent!=0.2.0", "old pre newest own silent"),
+        ("agent=0.*", "old pre new newest"),  # a pattern compares the text
+        ("agent=0.1.0,0.10.0", "old newest"),
+        ("agent=our*", "own"),
+        ("not agent>=0.2.0", "old pre own silent"),  # also devices whose version is not known
+        ("python<3.11", "old"),
+        ("samples<100", "old pre"),  # a number, not a text
+        ("samples>=100 and agent>0.9", "newest"),
+    ],
+)
+def test_versions_compare_as_versions_and_numbers_as_numbers(text: str, expected: str) -> None:
+    assert select(VERSIONS, text, {}) == expected.split()
 
 
 def nested(links: int, times: int) -> dict[str, str]:

@@ -78,7 +78,11 @@ def build(board: PageBoard, address: Address) -> None:
 
     ui.html(heading("Data"), sanitize=False)
     board.html(find, body)
-    board.chart(find, lambda page: charts.dots(page.counts), "Samples per device and class")
+    board.chart(
+        find,
+        lambda page: charts.dots(page.counts),
+        "Samples by device and class; classes are numbered as in the dataset",
+    )
     pages = ui.pagination(1, 1, value=shown + 1, on_change=turn)
     pages.props("max-pages=7").set_visibility(False)
 

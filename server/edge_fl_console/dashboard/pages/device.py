@@ -1,5 +1,7 @@
-"""One device: its description, its accuracy over time, its requests, reports and rejections."""
+"""One device: its description, commands on it, its accuracy over time, its requests, reports and rejections."""
 
+import shlex
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -9,19 +11,31 @@ from sqlalchemy import func, select
 
 from edge_fl.console.units import NOTHING, clock, escape, mean, number, positive, seconds, share, since, size
 from edge_fl.failures import Failure
-from edge_fl.heads import wording
-from edge_fl.heads.wording import MeasuredAccuracy
+from edge_fl.files.paths import text
+from edge_fl.heads.wording import DeviceWords
 from edge_fl.metrics import TEST_SAMPLES, by_labels
 from edge_fl_console import failure_texts
 from edge_fl_console.accuracy import HeadReports, head_reports
 from edge_fl_console.dashboard import charts
 from edge_fl_console.dashboard.charts import Chart, ChartCurve
+from edge_fl_console.dashboard.context import IDENTITIES, PageContext
 from edge_fl_console.dashboard.live import Address, PageBoard
-from edge_fl_console.dashboard.parts import PageColumn, button, empty, facts, heading, outlier, word
+from edge_fl_console.dashboard.parts import (
+    PageColumn,
+    button,
+    empty,
+    facts,
+    heading,
+    outlier,
+    tags,
+    version,
+    word,
+)
 from edge_fl_server.mqtt.devices import remote_settings
 from edge_fl_server.mqtt.devices.remote_settings import SettingRow, shown
-from edge_fl_server.registry import Database
+from edge_fl_server.registry import Database, registered_tags
 from edge_fl_server.registry.registered_devices import desired_settings, of_fleet
+from edge_fl_server.registry.rollouts import NO_RUN
 from edge_fl_server.registry.tables import (
     DeviceRecord,
     RejectionRecord,
@@ -49,6 +63,7 @@ class DevicePage(Struct, frozen=True):
     fleet: HeadReports = HeadReports()
     median_samples: int = 0
     settings: tuple[SettingRow, ...] = ()
+    tags: Mapping[str, str] = {}
 
     @property
     def able(self) -> dict[str, Any]:
@@ -82,6 +97,7 @@ def read(db: Database, fleet: str, device: str) -> DevicePage | None:
         head_reports(db, fleet).get(records[0].release, HeadReports()),
         _median_samples(db, fleet),
         tuple(remote_settings.rows(desired, records[0].capability)),
+        registered_tags.of_devices(db, fleet, devices=[device]).get(device, {}),
     )
 
 
@@ -107,10 +123,16 @@ DESCRIPTION = {
     "python": "Python",
     "onnxruntime": "onnxruntime",
     "max_opset": "Largest opset",
-    "agent": "Agent",
     "protocol": "Protocol",
 }
 """Field of a capability -> its heading."""
+
+
+def run_name(run: str) -> str:
+    """The name of a run; a dash for none."""
+    return NOTHING if run == NO_RUN else escape(run)
+
+
 CHANCE = 0.025
 """Least probability of so few correct images at the fleet's mean that may be chance: the end of an exact 95 % interval."""
 CHECK = "On the device, 'edge-fl device doctor' checks its data, and 'edge-fl device predict' shows the class of a picture that you know."
@@ -118,8 +140,8 @@ FEW_SAMPLES = 0.5  # of the fleet's median
 REPORTS = (
     PageColumn("Received, UTC", "received_at", clock),
     PageColumn("Kind", "kind"),
-    PageColumn("Run", "run"),
-    PageColumn("Round", "round", number),
+    PageColumn("Run", "run", run_name),
+    PageColumn("Round", "round", positive),
     PageColumn("Release", "release", positive),
     PageColumn("Before %", "before", share),
     PageColumn("After %", "after", share),
@@ -131,8 +153,8 @@ REPORTS = (
 REQUESTS = (
     PageColumn("Requested, UTC", "requested_at", clock),
     PageColumn("Mode", "mode"),
-    PageColumn("Run", "run"),
-    PageColumn("Round", "round", number),
+    PageColumn("Run", "run", run_name),
+    PageColumn("Round", "round", positive),
     PageColumn("State", "state", word),
     PageColumn("Reason", "reason"),
 )
@@ -145,7 +167,7 @@ SETTINGS = (
 )
 REJECTIONS = (
     PageColumn("Received, UTC", "received_at", clock),
-    PageColumn("Run", "run"),
+    PageColumn("Run", "run", run_name),
     PageColumn("Round", "round", positive),
     PageColumn("Reason", "reason", lambda reason: escape(failure_texts.rejected(reason))),
     PageColumn("Detail", "detail"),
@@ -164,15 +186,19 @@ def title(page: DevicePage) -> str:
         f"{record.blocked.capitalize()} since {clock(record.blocked_at)} UTC: {failure_texts.quarantined(record.blocked_why)}"
         if record.blocked
         else "",
+        failure_texts.LOST if record.status == "lost" and not record.revoked else "",
     ]
-    kinds = ("quiet" if known and known.calm else "alarm", "alarm")
+    kinds = ("quiet" if known and known.calm else "alarm", "alarm", "alarm")
     shown = "".join(
         f'<p class="{kind}">{escape(alarm)}</p>' for kind, alarm in zip(kinds, alarms, strict=True) if alarm
     )
     buttons = button("admit", record.device, "Admit") if record.blocked == "quarantined" else ""
     buttons += "" if record.revoked else button("revoke", record.device, "Revoke", "danger")
     return (
-        heading(record.device, f'{word(record.status)}{blocked}<span class="actions">{buttons}</span>')
+        heading(
+            record.device,
+            f'{"" if record.revoked else word(record.status)}{blocked}{tags(page.tags)}<span class="actions">{buttons}</span>',
+        )
         + shown
     )
 
@@ -186,21 +212,23 @@ def summary(page: DevicePage) -> str:
     """The device's main figures."""
     able, newest = page.able, page.measured
     fitted = page.fitted
-    shown = fitted or newest
-    found = MeasuredAccuracy.of_report(shown.metrics if shown else {})
-    kind = wording.fitted_words(fitted.head, fitted.samples, fitted.metrics) if fitted else ""
-    missing = found.words if shown else NOTHING
+    full = able.get("tier") == "full"
+    shown = newest if full else fitted
+    head, found = DeviceWords.of_report(
+        shown.head if shown else "",
+        shown.samples if shown else 0,
+        shown.metrics if shown else None,
+        full=full,
+    )
     return facts(
         {
-            "Accuracy after, %": missing if found.accuracy is None else share(found.accuracy),
-            **({"90 % interval": found.range} if found.range else {}),
-            **({"Fleet's head on the same, %": share(found.fleet)} if found.fleet is not None else {}),
+            "Accuracy after": escape(found.words),
             "Before, %": share(newest.before if newest else None),
-            "Test images" if able.get("tier") == "full" else "Scenes measured": number(found.n or None),
             "All devices on its release, mean %": mean(page.fleet.after, page.fleet.measured),
             "Release": positive(page.record.release),
+            "Agent": version(able.get("agent", "")),
             "Tier": escape(able.get("tier", "")),
-            "Head": escape(kind or able.get("head", "")),
+            "Head": escape(head),
             "Samples": number(able.get("samples", 0)),
             "Outlier score": outlier(page.record.outlier_score),
             "Last message": since(page.record.seen_at),
@@ -264,6 +292,43 @@ def description(page: DevicePage) -> str:
     )
 
 
+COMMANDS = {
+    "Its log: warnings and errors": "device logs {device} --level warning",
+    "Its checks, versions and recent errors, as a folder": "device diagnose {device}",
+    "Its settings": "fleet settings {device}",
+    "Set a tag; type its key and value": "fleet tag {device} KEY=VALUE",
+    "Rename it; type the new name": "fleet rename {device} NEW",
+    "Remove it from the fleet for good": "fleet decommission {device}",
+}
+"""What a command does -> its words; one that changes the fleet asks first, or has a word to replace."""
+
+
+def commands(context: PageContext, device: str) -> dict[str, str]:
+    """Commands on a device, by what each does, for a shell on the server's machine."""
+    folder, found = context.identities, {}
+    for what, words in COMMANDS.items():
+        rest = ""
+        if folder and words.startswith("device ") and (operator := folder / "operator").is_dir():
+            rest = f" --identity {shlex.quote(text(operator))}"
+        elif folder and folder != IDENTITIES and words.startswith(("fleet rename", "fleet decommission")):
+            rest = f" --identities {shlex.quote(text(folder))}"
+        found[what] = context.command(words.format(device=shlex.quote(device)) + rest)
+    return found
+
+
+def command_list(context: PageContext, device: str) -> str:
+    """The commands on a device, each with a button that copies it."""
+    rows = "".join(
+        f"<li><span>{escape(what)}</span><code>{escape(command)}</code>"
+        f'<button data-copy aria-label="Copy: {escape(what)}"><span aria-live="polite">Copy</span></button></li>'
+        for what, command in commands(context, device).items()
+    )
+    note = "For a shell on the server's machine. For a broker on another machine, the first two need --host HOST."
+    return (
+        f'<h2>Commands</h2><ul class="sheet padded items copied">{rows}</ul><p class="quiet after">{note}</p>'
+    )
+
+
 def history(page: DevicePage) -> Chart | None:
     """Accuracy by report, from two reports on; a report is named by its release, or its round, and its time."""
     measured = [one for one in reversed(page.reports) if one.after is not None or one.before is not None]
@@ -301,6 +366,7 @@ def build(board: PageBoard, address: Address) -> None:
     board.chart(find, cold_start, "Held-out accuracy, % by labels per class")
     board.chart(find, spread, "Samples by class")
     board.html(find, description)
+    board.html(find, lambda page: command_list(board.context, page.record.device))
     board.table(find, SETTINGS, lambda page: page.settings, "Settings")
     board.table(find, REPORTS, lambda page: page.reports, "Reports")
     board.table(find, REQUESTS, lambda page: page.requests, "Requests")

@@ -4,7 +4,7 @@ Reports are read for the devices of the page only, unless it is sorted by one of
 as 50.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -12,12 +12,11 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 from nicegui import ui
-from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, case, func, or_, select
+from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, case, func, null, or_, select
 
 from edge_fl.console.units import NOTHING, ago, escape, number, positive, share
-from edge_fl.heads import wording
-from edge_fl.heads.wording import NOT_MEASURED, MeasuredAccuracy
-from edge_fl.metrics import EPSILON, FLEET, OWN_WEIGHT, TEST_EFFECTIVE, TEST_SAMPLES
+from edge_fl.heads.wording import DeviceWords
+from edge_fl.metrics import EPSILON, FLEET, OWN_WEIGHT, PERSONAL_AFTER, TEST_EFFECTIVE, TEST_SAMPLES
 from edge_fl_console.alerts import rules
 from edge_fl_console.alerts.rules import AlertSettings, RulePlace
 from edge_fl_console.dashboard import standing
@@ -34,15 +33,18 @@ from edge_fl_console.dashboard.parts import (
     outlier,
     place,
     sigmas,
+    tags,
+    version,
     word,
 )
 from edge_fl_server import selectors
-from edge_fl_server.registry import Database
+from edge_fl_server.registry import Database, registered_tags
 from edge_fl_server.registry.registered_devices import STANDING, of_fleet
-from edge_fl_server.registry.tables import devices, reports
+from edge_fl_server.registry.tables import devices, reports, why_blocked
 from edge_fl_server.selectors import SelectorError
 
 PER_PAGE = 50
+MAX_AGENTS = 500  # different versions that are sorted
 ATTENTION = "attention"
 SEARCHED = ("device", "status", "quarantine", "activity", "why")  # and whether it is blocked
 
@@ -69,7 +71,8 @@ class FleetRow(Struct, frozen=True):
     `fleet_after` is the accuracy of the fleet's head on the same ones.
 
     `epsilon` is the privacy budget it has spent, None if it sends no updates with noise. `standing` is "quarantined", "revoked" or "",
-    `outlier_score` 1 and above for an outlier. `reasons` are why it needs attention, empty if it does not.
+    `outlier_score` 1 and above for an outlier. `reasons` are why it needs attention, empty if it does not, and
+    `attention` how urgently.
     """
 
     device: str
@@ -89,21 +92,33 @@ class FleetRow(Struct, frozen=True):
     drift: float
     epsilon: float | None
     outlier_score: float
+    agent: str | None = None
+    tags: Mapping[str, str] = {}
     fitted: str = ""
     fit_labels: int = 0
     own_weight: float = 0.0
     fit_after: float | None = None
+    fit_scenes: float | None = None
     labels: float = 0.0
     effective: float | None = None
     fleet_after: float | None = None
     reasons: tuple[str, ...] = ()
+    attention: int = 0
 
     @property
-    def measured(self) -> MeasuredAccuracy:
-        """The accuracy of the newest head, or of a full device's newest model, with what it was measured on."""
-        if self.fitted and self.tier != "full" and self.fit_after is None:
-            return MeasuredAccuracy(None, 0)
-        return MeasuredAccuracy.of(self.after, int(self.labels), self.fleet_after, self.effective)
+    def words(self) -> DeviceWords:
+        """What the device predicts with, and its accuracy."""
+        full = self.tier == "full"
+        found = {
+            PERSONAL_AFTER: self.after if full else self.fit_after,
+            TEST_SAMPLES: self.labels if full or self.fit_after is not None else self.fit_scenes,
+            TEST_EFFECTIVE: self.effective,
+            FLEET: self.fleet_after,
+            OWN_WEIGHT: self.own_weight,
+        }
+        reported = self.after is not None if full else bool(self.fitted)
+        metrics = {name: value for name, value in found.items() if value is not None} if reported else None
+        return DeviceWords.of_report(self.fitted, self.fit_labels, metrics, full=full)
 
 
 class FleetPage(Struct, frozen=True):
@@ -144,6 +159,7 @@ def read(
             names, wrong = [], error.message
         matching = and_(matching, _among(names))
     by_status = standing.by_status(db, fleet)
+    agents = _agents(db, fleet) if query.sort == "agent" else []
     with db.reading() as connection:
         matches = connection.execute(select(func.count()).where(matching)).scalar_one()
         pages = max(1, -(-matches // per_page))
@@ -158,15 +174,25 @@ def read(
             every.sort(key=lambda name: urgency.get(name, 0), reverse=urgent_first)  # stable: then by name
             names = every[page]
         else:
-            ordered = listed.order_by(*_order(columns, query))
+            ordered = listed.order_by(*_order(columns, query, agents))
             names = list(connection.execute(ordered.limit(per_page).offset(page.start)).scalars())
     shown = select(*(column.label(name) for name, column in columns.items()))
     rows = {
         row.device: row
         for row in db.find(shown.where(of_fleet(fleet), devices.c.device.in_(names)), FleetRow)
     }
+    tagged = registered_tags.of_devices(db, fleet, devices=names)
     return FleetPage(
-        tuple(replace(rows[name], reasons=tuple(reasons.get(name, ()))) for name in names if name in rows),
+        tuple(
+            replace(
+                rows[name],
+                tags=tagged.get(name, {}),
+                reasons=tuple(reasons.get(name, ())),
+                attention=urgency.get(name, 0),
+            )
+            for name in names
+            if name in rows
+        ),
         matches,
         sum(by_status.values()),
         by_status,
@@ -195,8 +221,9 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         query = select(column).where(of_heads).order_by(reports.c.received_at.desc())
         return query.limit(1).correlate(devices).scalar_subquery()
 
-    def of_measured(name: str) -> ColumnElement[Any]:
-        return newest(reports.c.metrics[name].as_float())
+    def of_shown(name: str) -> ColumnElement[Any]:
+        metric = reports.c.metrics[name].as_float()
+        return case((able["tier"].as_string() == "full", newest(metric)), else_=of_newest_head(metric))
 
     return {
         **{name: devices.c[name] for name in (*SEARCHED, "release", "seen_at", "outlier_score")},
@@ -214,13 +241,15 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         .where(mine)
         .correlate(devices)
         .scalar_subquery(),
+        "agent": func.nullif(selectors.ATTRIBUTES["agent"], ""),
         "fitted": func.coalesce(of_newest_head(reports.c.head), ""),
         "fit_labels": func.coalesce(of_newest_head(reports.c.samples), 0),
+        "fit_scenes": of_newest_head(reports.c.metrics[TEST_SAMPLES].as_float()),
         "fit_after": of_newest_head(reports.c.after),
         "own_weight": func.coalesce(of_newest_head(reports.c.metrics[OWN_WEIGHT].as_float()), 0.0),
-        "labels": func.coalesce(of_measured(TEST_SAMPLES), 0.0),
-        "effective": of_measured(TEST_EFFECTIVE),
-        "fleet_after": of_measured(FLEET),
+        "labels": func.coalesce(of_shown(TEST_SAMPLES), 0.0),
+        "effective": of_shown(TEST_EFFECTIVE),
+        "fleet_after": of_shown(FLEET),
     }
 
 
@@ -232,9 +261,22 @@ def _among(names: Collection[str]) -> ColumnElement[bool]:
     return devices.c.device.in_(chosen)
 
 
-def _order(columns: dict[str, ColumnElement[Any]], query: FleetQuery) -> tuple[ColumnElement[Any], ...]:
-    """By the chosen column, devices without a value after all others, then by name."""
+def _agents(db: Database, fleet: str) -> list[str]:
+    """The versions of the fleet's agents, ascending; the first MAX_AGENTS of them."""
+    agent = selectors.ATTRIBUTES["agent"].label("agent")
+    rows = db.rows(select(agent).where(of_fleet(fleet), agent != "").distinct().limit(MAX_AGENTS))
+    known = ((selectors.version(row.agent), row.agent) for row in rows)
+    return [agent for _, agent in sorted((version, agent) for version, agent in known if version)]
+
+
+def _order(
+    columns: dict[str, ColumnElement[Any]], query: FleetQuery, agents: Sequence[str]
+) -> tuple[ColumnElement[Any], ...]:
+    """By the chosen column, devices without a value after all others, then by name; `agents` are the versions in their order."""
     key = columns.get(query.sort, devices.c.device)
+    if query.sort == "agent":
+        places = [(key == agent, place) for place, agent in enumerate(agents)]
+        key = case(*places) if places else null()
     present = key.is_not(None)
     return (present.desc(), key.desc() if query.down else key, devices.c.device)
 
@@ -247,7 +289,7 @@ def _filters(query: FleetQuery) -> list[ColumnElement[bool]]:
     if query.only in standing.ONLY:
         filters.append(standing.ONLY[query.only])
     if query.status:
-        filters.append(devices.c.status == query.status)
+        filters.append(standing.STATUS.in_([query.status]))
     if query.tier:
         filters.append(devices.c.capability["tier"].as_string() == query.tier)
     return filters
@@ -259,31 +301,28 @@ def _named(value: str) -> str:
 
 def _status(row: FleetRow) -> str:
     busy = f' <span class="quiet">{escape(row.activity)}</span>' if row.activity not in ("", "idle") else ""
-    standing = f' <span class="tag bad">{row.standing}</span>' if row.standing else ""
-    return f"{word(row.status)}{busy}{standing}"
+    tag = f' <span class="tag bad">{row.standing}</span>' if row.standing else ""
+    return tag if row.standing == "revoked" else f"{word(row.status)}{busy}{tag}"
 
 
 def message(row: FleetRow) -> str:
     """Why the device needs attention, and what to do; for a revoked one, which needs none, how to admit it again."""
     if row.standing == "revoked":
-        return f"certificate revoked; for a new one: edge-fl fleet enrol {row.device}"
+        return why_blocked(row.device, row.standing, "")
     return "; ".join(row.reasons)
 
 
 def _accuracy(row: FleetRow) -> str:
-    """The accuracy with what it was measured on."""
-    found = row.measured
+    """The accuracy with what it was measured on; the fleet's head on the same has its own column."""
+    found = row.words.measured
     if found.accuracy is None:
-        return f'<span class="quiet">{NOT_MEASURED}</span>' if row.fitted else NOTHING
-    n = f"n = {number(found.n)}" if found.n else ""
-    rest = ", ".join(filter(None, (n, found.range)))
-    return share(found.accuracy) + (f' <span class="quiet">({rest})</span>' if rest else "")
+        return f'<span class="quiet">{escape(found.figure)}</span>'
+    return escape(found.figure) + (f' <span class="quiet">({found.reach})</span>' if found.reach else "")
 
 
 def _head(row: FleetRow) -> str:
-    """What the newest head is, before the first one the configured kind."""
-    fitted = "" if row.tier == "full" else row.fitted
-    return _named(wording.head_words(fitted, row.fit_labels, row.own_weight) or row.head)
+    """What the device predicts with."""
+    return _named(row.words.head)
 
 
 def _message(row: FleetRow) -> str:
@@ -295,17 +334,23 @@ def _message(row: FleetRow) -> str:
     return f"<p>{text}</p><p>{buttons}</p>"
 
 
+def _device(row: FleetRow) -> str:
+    """A link to the device's page, and its tags."""
+    return device_link(row.device) + tags(row.tags)
+
+
 COLUMNS = (
-    PageColumn("Device", "device", device_link, True),
-    PageColumn("Status", "status", sortable=True, cell=_status),
+    PageColumn("Device", "device", device_link, True, cell=_device),
+    PageColumn("Status", "status", sortable=True, cell=_status, wraps=True),
     PageColumn("Before %", "before", share, True, minor=True),
-    PageColumn("Accuracy after %", "after", share, True, cell=_accuracy),
+    PageColumn("Accuracy after", "after", share, True, cell=_accuracy, wraps=True),
     PageColumn("Fleet's head %", "fleet_after", share, True, minor=True),
     PageColumn("Message", ATTENTION, number, True, _message),
     PageColumn("Release", "release", positive, True),
     PageColumn("Tier", "tier", _named, True, minor=True),
-    PageColumn("Head", "head", _named, True, minor=True, cell=_head),
+    PageColumn("Head", "head", _named, True, minor=True, cell=_head, wraps=True),
     PageColumn("Head age", "head_at", ago, True, minor=True),
+    PageColumn("Agent", "agent", version, True),
     PageColumn("Samples", "samples", number, True, minor=True),
     PageColumn("Last seen", "seen_at", ago, True, minor=True),
     PageColumn("Drift", "drift", sigmas, True, minor=True),
@@ -341,6 +386,11 @@ def address_of(query: FleetQuery) -> str:
             if value != getattr(DEFAULT, name)
         }
     )
+
+
+def chosen(query: FleetQuery) -> int:
+    """The number of filters in use, with the order."""
+    return sum(map(bool, (query.where, query.only, query.status, query.tier, query.sort)))
 
 
 def statuses(page: FleetPage) -> dict[str, str]:
@@ -400,31 +450,32 @@ def build(board: PageBoard, address: Address) -> None:
         search = ui.input(placeholder="Search  /", value=query.search)
         search.props('type=search dense outlined debounce=200 aria-label="Search devices"')
         search.on_value_change(lambda event: change(search=str(event.value or "")[:80]))
-        where = ui.input(placeholder="Selector, such as site=berlin", value=query.where)
-        where.props('dense outlined debounce=600 aria-label="Select devices by tags and attributes"')
-        where.on_value_change(lambda event: change(where=str(event.value or "").strip()[:1000]))
-        only = ui.toggle({query.only: query.only or "all"}, value=query.only).props(TOGGLE)
-        only.on_value_change(lambda event: change(only=event.value))
-        status = ui.toggle({query.status: query.status or "all states"}, value=query.status).props(TOGGLE)
-        status.on_value_change(lambda event: change(status=event.value))
-        tier = ui.toggle(TIERS, value=query.tier if query.tier in TIERS else "").props(TOGGLE)
-        tier.on_value_change(lambda event: change(tier=event.value))
-        sort = ui.element("select").props('aria-label="Sort"').classes("phone")
-        with sort:
-            for name, label in SORTS.items():
-                chosen = " selected" if name == query.sort else ""
-                ui.element("option").props(f'value="{name}" label="Sort: {label}"{chosen}')
-        sort.on("change", sort_by, js_handler="(event) => emit(event.target.value)")
+        with board.filters(lambda: chosen(query)):
+            where = ui.input(placeholder="Selector, such as site=berlin", value=query.where)
+            where.props('dense outlined debounce=600 aria-label="Select devices by tags and attributes"')
+            where.on_value_change(lambda event: change(where=str(event.value or "").strip()[:1000]))
+            only = ui.toggle({query.only: query.only or "all"}, value=query.only).props(TOGGLE)
+            only.on_value_change(lambda event: change(only=event.value))
+            status = ui.toggle({query.status: query.status or "all states"}, value=query.status).props(TOGGLE)
+            status.on_value_change(lambda event: change(status=event.value))
+            tier = ui.toggle(TIERS, value=query.tier if query.tier in TIERS else "").props(TOGGLE)
+            tier.on_value_change(lambda event: change(tier=event.value))
+            sort = ui.element("select").props('aria-label="Sort"').classes("phone")
+            with sort:
+                for name, label in SORTS.items():
+                    selected = " selected" if name == query.sort else ""
+                    ui.element("option").props(f'value="{name}" label="Sort: {label}"{selected}')
+            sort.on("change", sort_by, js_handler="(event) => emit(event.target.value)")
     board.html(find, note)
     table = board.table(find, COLUMNS, lambda page: page.rows, per_page=PER_PAGE)
 
     def show(page: FleetPage) -> None:
-        for toggle, options, chosen in (
+        for toggle, options, value in (
             (status, statuses(page), query.status),
             (only, groups(page), query.only),
         ):
             if options != toggle.options:
-                toggle.set_options(options, value=chosen if chosen in options else "")
+                toggle.set_options(options, value=value if value in options else "")
         update(table, "visible-columns", visible(page))
         pagination = {"sortBy": query.sort, "descending": query.down, "page": page.page + 1}
         update(table, "pagination", {**pagination, "rowsPerPage": PER_PAGE, "rowsNumber": page.matches})

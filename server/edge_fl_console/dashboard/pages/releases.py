@@ -25,9 +25,10 @@ from edge_fl_console.dashboard.parts import (
     run_link,
     word,
 )
-from edge_fl_server.registry import Database, audit, fleets, rollouts
+from edge_fl_server.registry import Database, audit, fleets, rollouts, runs
 from edge_fl_server.registry.fleets import Presence
 from edge_fl_server.registry.registered_devices import HEAD_ONLY, of_fleet
+from edge_fl_server.registry.rollouts import NO_RUN
 from edge_fl_server.registry.tables import ReleaseRecord, RolloutRecord, devices
 
 NEWEST = 50
@@ -38,7 +39,7 @@ class ReleaseRow(Struct, frozen=True):
 
     `startable`: a roll-out of it may start; `served`: the fleet serves it; `older`: than the one that it serves; `replaces`: the release
     that its first roll-out replaced (0: none); `withdrawn`: the roll-out in which it was aborted or rolled back, if it was not rolled out
-    again.
+    again; `run_known`: the run that trained it is in this registry.
     """
 
     record: ReleaseRecord
@@ -50,6 +51,7 @@ class ReleaseRow(Struct, frozen=True):
     older: bool
     replaces: int
     withdrawn: RolloutRecord | None = None
+    run_known: bool = False
 
 
 class RolloutRow(Struct, frozen=True):
@@ -91,6 +93,7 @@ def read(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
     served = rollouts.served_release(db, fleet) or max(running, default=0)
     replaces = {record.release: record.previous for record in recent if record.previous}
     server, withdrawn = fleets.presence(db, fleet), rollouts.withdrawn(recent)
+    known = {run.run for run in runs.listed(db, fleet)}
     usable = current is None and (kept is not None or server.online)
     back = _way_back(db, fleet, kept) if usable else 0
     rows = {
@@ -104,6 +107,7 @@ def read(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
             older=record.release < served,
             replaces=replaces.get(record.release, 0),
             withdrawn=withdrawn.get(record.release),
+            run_known=record.run in known,
         )
         for record in rollouts.releases_of(db, fleet)[:NEWEST]
     }
@@ -168,7 +172,10 @@ def _compared(row: ReleaseRow) -> str:
 
 
 def _origin(row: ReleaseRow) -> str:
-    return f"{run_link(row.record.run)}, round {row.record.round:,}"
+    if row.record.run == NO_RUN:
+        return '<span class="quiet">no run</span>'
+    run = run_link(row.record.run) if row.run_known else escape(row.record.run)
+    return f"{run}, round {row.record.round:,}"
 
 
 def _start(row: ReleaseRow) -> str:

@@ -12,15 +12,13 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from edge_fl.console import units
 from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.errors import InputError, ProtocolError, nearest
 from edge_fl.failures import Failure
 from edge_fl.fields import Tier
 from edge_fl.fleet.remote_settings import DesiredSettings
 from edge_fl.fleet.tags import Tags
-from edge_fl.heads import wording
-from edge_fl.heads.wording import NOT_MEASURED, MeasuredAccuracy
+from edge_fl.heads.wording import DeviceWords
 from edge_fl.secure.signatures import Authorities, ForgedError, require_stated
 from edge_fl.wire.messages import BOARD_NOTES, GONE, MESSAGES, DeviceState, ServerState
 from edge_fl.wire.topics import Topics, checked
@@ -54,10 +52,11 @@ COLUMNS: Columns = {
     "tags": Column("tags", rank=3),
     "samples": Column("samples", rank=4),
     "release": Column("release", _positive),
-    "accuracy": Column("accuracy after", units.percent, rank=1),
-    "labels": Column("of scenes", _positive, rank=1),
-    "interval": Column("90 % interval", rank=1),
-    "fleet": Column("fleet's head", units.percent, rank=3),
+    "words": Column("accuracy", prose=True),
+    "accuracy": Column("accuracy after"),
+    "labels": Column("of"),
+    "interval": Column("90 % interval"),
+    "fleet": Column("fleet's head"),
     "agent": Column("agent", rank=3),
     "agent_update": Column("agent update", prose=True, rank=3),
     "settings": Column("remote settings", rank=3),
@@ -68,6 +67,14 @@ COLUMNS: Columns = {
     "reason": Column("reason", prose=True),
     "measured": Column("measured", prose=True, rank=6),
 }
+
+
+SHOWN: Columns = {
+    name: column
+    for name, column in COLUMNS.items()
+    if name not in ("accuracy", "labels", "interval", "fleet")  # which the words hold
+}
+"""The columns of the table; JSON has all."""
 
 
 class DeviceList(NamedTuple):
@@ -122,16 +129,16 @@ def devices(
         device = fold(known.get(address.device, RosterDevice(address.device)), address.kind, message, 0.0)
         if device:
             known[address.device] = device
-    tagged, accuracies, fitted = (
+    tagged, measured, fitted = (
         registered_tags.of_devices(db, fleet),
-        registered_reports.newest_accuracies(db, fleet),
+        registered_reports.newest_measured(db, fleet),
         registered_reports.newest_heads(db, fleet),
     )
     desired, served = desired_settings(db, fleet), rollouts.served_release(db, fleet)
     rows = [
         _row(device, registered.get(id), tagged.get(id, {}), signed.get(id, ""))
-        | {"accuracy": accuracies.get(id), "settings": _settings(desired.get(id), device)}
-        | _fitted(None if device.tier is Tier.FULL else fitted.get(id))
+        | {"settings": _settings(desired.get(id), device)}
+        | _measured(full := device.tier is Tier.FULL, (measured if full else fitted).get(id))
         | {"reason": "; ".join(_reasons(device, registered.get(id), served))}
         for id, device in sorted(known.items())
         if chosen is None or id in chosen
@@ -166,17 +173,20 @@ def _reasons(device: RosterDevice, record: DeviceRecord | None, served: int) -> 
     yield from capability.notes[BOARD_NOTES:] if capability else ()
 
 
-def _fitted(report: ReportRecord | None) -> dict[str, object]:
-    """What the newest head of a device is, in place of the configured kind, and what its accuracy was measured on."""
-    if report is None:
-        return {"labels": 0, "interval": "", "fleet": None}
-    found = MeasuredAccuracy.of_report(report.metrics)
-    head = wording.fitted_words(report.head, report.samples, report.metrics)
+def _measured(full: bool, report: ReportRecord | None) -> dict[str, object]:
+    """What a device predicts with, and its accuracy, in words and as numbers."""
+    head, found = DeviceWords.of_report(
+        report.head if report else "",
+        report.samples if report else 0,
+        report.metrics if report else None,
+        full=full,
+    )
     return {
-        **({"head": head} if head else {}),
+        "head": head,
+        "words": found.words,
         "accuracy": found.accuracy,
         "labels": found.n,
-        "interval": found.range or ("" if found.accuracy is not None else NOT_MEASURED),
+        "interval": found.range,
         "fleet": found.fleet,
     }
 
@@ -223,7 +233,6 @@ def _row(device: RosterDevice, record: DeviceRecord | None, tags: Tags, signed: 
         "signed": signed,
         "score": record.outlier_score if record else None,
         "tier": capability.tier if capability else "",
-        "head": capability.head if capability else "",
         "configured": capability.head if capability else "",
         "tags": " ".join(f"{key}={value}" for key, value in tags.items()),
         "samples": capability.samples if capability else 0,

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.failures import Failure
 from edge_fl.fleet.remote_settings import DEFAULTS, ActualSetting, DesiredSettings, SettingsStatus
+from edge_fl.untrusted import converted
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.registry import registered_devices
 
@@ -58,7 +58,7 @@ class SettingRow(Struct, frozen=True):
 def rows(desired: DesiredSettings, capability: Mapping[str, Any] | None) -> list[SettingRow]:
     """The settings that are desired for a device, or that it reports other than at their defaults, by name."""
     reported = (capability or {}).get("settings")
-    status = msgspec.convert(reported, SettingsStatus) if reported else None
+    status = converted(reported, SettingsStatus) if reported else None
     known = status.settings if status else {}
     return [
         _row(key, desired, known.get(key), status) for key in sorted(desired.values.keys() | known.keys())

@@ -21,6 +21,7 @@ from msgspec.structs import replace as replace_fields
 from edge_fl.errors import DeadlineError, shortened
 from edge_fl.failures import Failure
 from edge_fl.fields import Tier
+from edge_fl.untrusted import converted
 from edge_fl.wire.messages import GONE, PROTOCOL, Capability, DeviceState
 from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
 from edge_fl_server.registry.tables import DeviceRecord
@@ -251,7 +252,7 @@ def _record(fleet: str, device: RosterDevice, numbers: Mapping[str, int]) -> Dev
     capability = replace_fields(device.capability, signature=None) if device.capability else None
     added = {"fleet": fleet, "device": device.id, "capability": msgspec.to_builtins(capability)}
     added |= {f"signed_{kind}": number for kind, number in numbers.items() if kind != "rpt"}
-    return msgspec.convert(msgspec.to_builtins(state) | added, DeviceRecord)
+    return converted(msgspec.to_builtins(state) | added, DeviceRecord)
 
 
 def _description(device: RosterDevice) -> str:

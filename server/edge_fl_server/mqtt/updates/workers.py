@@ -21,6 +21,7 @@ from edge_fl.failures import Failure
 from edge_fl.learn.tree import from_arrays
 from edge_fl.methods import build_method
 from edge_fl.secure.signatures import Authorities
+from edge_fl.untrusted import converted
 from edge_fl.wire import tensors
 from edge_fl.wire.messages import Ack, Mode, Report, encode
 from edge_fl.wire.topics import Address, Topics
@@ -167,7 +168,7 @@ class UpdateWorker:
 
     def _request(self, id: str) -> SharedRequest | None:
         content = shared_reports.get_request(self._db, self._journal.fleet, id)
-        return msgspec.convert(content, SharedRequest) if content else None
+        return converted(content, SharedRequest) if content else None
 
     def _reject(self, device: str, run: str, round: int, id: str, reason: str) -> None:
         self._journal.reject(device, run, round, id, reason)

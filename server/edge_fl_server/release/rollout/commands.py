@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edge_fl.console import units
 from edge_fl.console.progress import Count, Watch, unwatched
-from edge_fl.console.tables import Column, Columns
+from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.errors import ConnectError, DeadlineError, GateError, InputError, RunError
 from edge_fl.files.paths import text
 from edge_fl.release.agent import AgentRelease
@@ -64,8 +64,8 @@ Request = Callable[[], int]
 COLUMNS: Columns = {
     "release": "release",
     "method": "method",
-    "run_id": "run",
-    "round": "round",
+    "run_id": Column("run", lambda run: "no run" if run == NO_RUN else run),
+    "round": Column("round", lambda round: cell_text(round or None)),
     "bytes": Column("size", units.size, rank=1),
     "service": "service",
     "state": "roll-out",
@@ -113,7 +113,7 @@ class ReleaseCommands:
     def sign(
         self, exported: Exported, description: Description, int8: QuantisedExtractor | None = None
     ) -> Manifest:
-        """Sign an extractor that no run trained as the next release, on disk alone; the last release if it is the same.
+        """Sign an extractor that no run trained as the next release, on disk alone; the last or a withdrawn release if it is the same.
 
         A command that was killed afterwards is completed by repeating it. Raises InputError for reordered classes.
         """
@@ -123,8 +123,10 @@ class ReleaseCommands:
             require_grown(description.classes, kept)
             origin = ReleaseOrigin(repository.next_release(), NO_RUN, 0)
             manifest, payloads = assemble(exported, description, origin, quantiser=lambda *_: int8)
-            if kept and _same(kept[-1], manifest):
-                return kept[-1]
+            withdrawn = rollouts.withdrawn(rollouts.listed(self.db, self.fleet))
+            for each in kept:
+                if _same(each, manifest) and (each is kept[-1] or each.release in withdrawn):
+                    return each
             with audit.acting(self.db, self.fleet, self.person, "publish", f"release {manifest.release}"):
                 ownership.take(self.db, self.fleet, self.home)
                 store(repository, manifest, payloads)

@@ -342,7 +342,7 @@ class RolloutCoordinator:
 
     def _run(self) -> None:
         refreshed, outage = _times(), Outage(log, "roll-out")
-        while not self._closed.is_set() and not self._connection.ended:
+        while not self._closed.is_set() and not self._connection.lost:
             self._wake.wait(POLL_S)
             self._wake.clear()
             try:

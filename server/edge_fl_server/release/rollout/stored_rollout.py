@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from edge_fl.untrusted import converted
 from edge_fl.wire.messages import GONE
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, registered_devices, registered_reports, rollouts
@@ -170,7 +171,7 @@ class StoredRollout:
     def _resume(self, record: RolloutRecord) -> None:
         self._number, self.previous = record.number, record.previous or self.previous
         self._end_others(record.release, exclude=record.number)
-        plan = msgspec.convert({"stages": ALL_AT_ONCE, **record.plan}, RolloutConfig)
+        plan = converted({"stages": ALL_AT_ONCE, **record.plan}, RolloutConfig)
         stages = Stages(record.release, plan, record.stage, record.state, record.reason)
         known = rollouts.listed(self._db, self._fleet, self._subject)
         of_release = [other for other in known if other.release == record.release]

@@ -58,6 +58,30 @@ def test_a_busy_broker_is_retried(recorder: MakeRecorder) -> None:
         client.close()
 
 
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (0x8B, "the broker shuts down (planned)"),
+        (0x9D, "the broker has moved (planned)"),
+        (0x8E, "another connection of this name took over"),
+        (0x8D, "Keep alive timeout"),
+    ],
+)
+def test_a_connection_that_the_broker_ends_says_why_and_whether_that_was_planned(
+    recorder: MakeRecorder, reason: int, words: str
+) -> None:
+    def end(connection: socket.socket) -> None:
+        connection.recv(1000)
+        connection.sendall(CONNACK + bytes([0xE0, 2, reason, 0]))
+        connection.recv(1000)
+
+    with broker_that(end) as endpoint:
+        client = MqttTransport(endpoint, "client", None, heard := recorder(), limits=FAST)
+        event = heard.next(Disconnected)
+        assert (str(event), event.planned, event.final) == (words, "planned" in words, False)
+        client.close()
+
+
 CONNACK, PINGREQ = bytes([0x20, 3, 0, 0, 0]), bytes([0xC0, 0])
 
 
