@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from edge_fl import threads
 from edge_fl.errors import EdgeFLError, encodable
 
 FORMAT = "EDGE_FL_LOG_FORMAT"  # an environment variable, inherited by child processes
@@ -158,9 +159,7 @@ class GroupedLines(logging.Handler):
         who, _, what = encodable(self.format(record)).partition(": ")
         self._waiting.setdefault(what, []).append(who)  # under the handler's lock
         if self._timer is None:
-            self._timer = threading.Timer(GROUP_S, self.flush)
-            self._timer.daemon = True
-            self._timer.start()
+            self._timer = threads.later(GROUP_S, self.flush, "edge-fl-grouped-lines")
 
     def flush(self) -> None:
         """Write what waits."""

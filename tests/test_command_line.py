@@ -17,7 +17,6 @@ import pytest
 from typer.main import get_command
 
 from edge_fl import cli
-from edge_fl.cli import INTERRUPTED
 from edge_fl.console.help import PANELS
 from tests.leftovers import processor_s
 
@@ -52,7 +51,7 @@ SYNONYMS = (
 EDGE_FL = [sys.executable, "-m", "edge_fl"]
 ROOT: Any = get_command(cli.load(metadata.entry_points(group=cli.ENTRY_POINTS)).root)
 LISTING = ["runs", "list", "--runs", "nowhere"]  # a line on stdout and one on stderr
-SHELLS_130 = (INTERRUPTED, -signal.SIGINT)
+SHELLS_130 = (130, -signal.SIGINT)
 FULL = "edge-fl: standard output: No space left on device; the output is not complete\n"
 
 
