@@ -67,5 +67,5 @@ def _add(archive: tarfile.TarFile, folder: Path, name: str) -> str:
     """Add a folder under another name -> its number of files and size."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in LOCKS)
     for path in files:
-        archive.add(path, os.path.join(name, path.relative_to(folder)))
+        archive.add(path, os.fspath(Path(name, path.relative_to(folder))))
     return f"{units.counted(len(files), 'file')}, {units.size(sum(path.stat().st_size for path in files))}"
