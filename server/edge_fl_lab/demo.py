@@ -32,6 +32,7 @@ from edge_fl_lab.demo_data import DemoFigures
 from edge_fl_lab.report import page
 from edge_fl_server import recipes
 from edge_fl_server.children import LOOPBACK, CommandProcess, CommandProcesses
+from edge_fl_server.orchestrate.ending import HEADINGS
 from edge_fl_server.recipes.recipe import Recipe, dump, with_settings
 from edge_fl_server.registry import Database, registered_devices, rollouts
 from edge_fl_server.registry.database import location
@@ -294,7 +295,7 @@ class _DemoFolder:
 
     def print_line(self, name: str, line: str) -> None:
         """Print a line of a child, unless the demo says it in its own words."""
-        if name in SILENT:
+        if name in SILENT or line.partition(":")[0] in HEADINGS:
             return
         self._keep |= os.fspath(self.path) in line
         _print_line(name, line)

@@ -12,7 +12,7 @@ from statistics import fmean
 import msgspec
 
 from edge_fl import metrics
-from edge_fl.console.units import counted, percent, points
+from edge_fl.console.units import counted, difference, percent
 from edge_fl.errors import shortened
 from edge_fl.files.paths import text
 from edge_fl.heads.wording import NOT_MEASURED, MeasuredAccuracy
@@ -24,6 +24,8 @@ from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.summaries import paired
 
+HEADINGS = ("result", "not measured", "report", "next", "to serve the fleet until the next run")
+"""The words before the colon of each line."""
 MAX_NAMED = 8
 BASELINES = {
     metrics.LOCAL_ONLY: "training on its own data alone",
@@ -41,13 +43,14 @@ def lines(results: Results, access: FleetAccess) -> list[str]:
     measured = {device: dict(values) for device, values in (found[-1] if found else {}).items()}
     missing = unmeasured([row["device"] for row in results.devices()], measured)
     report = results.path / "report.html"
-    return [
-        f"result: {accuracy(measured)}; {_release(results, access)}",
-        *([f"not measured: {missing}"] if missing else []),
-        *([f"report: {text(report)}"] if report.exists() else []),
-        f"next: {command('fleet list', results, access)}",
-        f"to serve the fleet until the next run: {command('server up', results, access)}",
-    ]
+    said = (
+        f"{accuracy(measured)}; {_release(results, access)}",
+        missing,
+        text(report) if report.exists() else "",
+        command("fleet list", results, access),
+        command("server up", results, access),
+    )
+    return [f"{heading}: {words}" for heading, words in zip(HEADINGS, said, strict=True) if words]
 
 
 def accuracy(measured: Measured) -> str:
@@ -58,9 +61,9 @@ def accuracy(measured: Measured) -> str:
     said = f"personal models {percent(fmean(personal.values()))}, mean accuracy of {counted(len(personal), 'device')}"
     for baseline, name in BASELINES.items():
         if gain := paired(_of(measured, baseline), personal):
-            low, high = (points(end).removesuffix(" points") for end in (gain.low, gain.high))
+            mean, low, high = difference(gain.mean, gain.low, gain.high)
             interval = "" if isnan(gain.low) else f"95 % interval {low} to {high}, "
-            return f"{said}; {points(gain.mean)} over {name} ({interval}n = {gain.n})"
+            return f"{said}; {mean} points over {name} ({interval}n = {gain.n})"
     return f"{said}; gain not measured: no device measured another model on the same images"
 
 
