@@ -178,8 +178,8 @@ def _start(
     broker = children.start("broker", *_quiet(options), *arguments["broker"])
     children.wait_listening(broker, port, DEADLINE_S)
     if not options.keep:
-        security = "mTLS, a certificate per client" if options.secure else "plaintext, loopback only"
-        _print_line("broker", f"mosquitto accepts connections on {LOOPBACK}:{port} ({security})")
+        security = "mTLS, a certificate per client" if options.secure else "plaintext, on this machine only"
+        _print_line("broker", f"mosquitto on {LOOPBACK}:{port}, {security}")
     children.start("fleet", "--quiet", *arguments["fleet"])
     return broker, children.start("server", *arguments["server"])
 
