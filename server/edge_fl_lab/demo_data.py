@@ -26,7 +26,7 @@ MOST_IMAGES = 37
 LEAST_IMAGES = OWN_LABELS + 5
 FULL_SHARES = 6
 """Images of a full device, as a multiple of those of a head-only one."""
-BETA = 0.5
+BETA = 0.2
 """Concentration of the Dirichlet distribution from which the classes of a device are drawn."""
 TEST, VALIDATION = 0.25, 0.1
 """Shares of a full device's images, the second of those that are left."""
