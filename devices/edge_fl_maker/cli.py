@@ -111,7 +111,7 @@ def watch(
     ] = 0.0,
     limit: Annotated[
         int | None, option("--limit N", "Number of predictions after which it ends [until Ctrl-C].", min=1)
-    ] = 0,
+    ] = None,
     publish: Annotated[
         bool, option("--publish", "Also publish over MQTT, with Home Assistant discovery.")
     ] = False,

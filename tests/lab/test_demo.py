@@ -70,7 +70,7 @@ def test_the_run_s_report_compares_each_device_with_training_on_its_own_data_alo
     clients = {name: {metrics.PERSONAL_AFTER: 0.9, metrics.TEST_SAMPLES: 10.0} for name in names[:-1]}
     with Results.create(tmp_path, Recipe(name="demo", source="fleet")) as results:
         results.write_devices(
-            [{"device": name, "tier": "head", "samples": 5, "bytes_up": 1} for name in names]
+            [{"device": name, "tier": "head", "samples": 5, "bytes_down": 2, "bytes_up": 1} for name in names]
         )
         results.append_round(RoundMetrics(round=3, final=True, clients=clients))
     local = {name: 0.5 + n / 100 for n, name in enumerate(names)}

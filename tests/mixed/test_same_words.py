@@ -25,7 +25,7 @@ LABELS = {"none": 0, "few": 2, "many": 20, "single": 1}
 """Head-only devices, and their labels per class."""
 EXPECTED = {
     "d1": ("own model, trained in runs", r"\d+\.\d % of 8 test images \(90 % interval .*"),
-    "none": ("fleet's head, not personal yet", "not measured yet"),
+    "none": ("fleet's head, not personal yet", r"not measured yet \(0 of 8 scenes: .*\)"),
     "few": ("fleet's head with own labels", r"not measured yet \(6 of 8 scenes\)"),
     "many": (OWN, r"\d+\.\d % of 60 scenes \(90 % interval .*; fleet's head .* on the same, .* points\)"),
     "single": ("fleet's head with own labels", r"not measured yet \(3 of 8 scenes\)"),

@@ -29,6 +29,7 @@ from edge_fl.data import datasets
 from edge_fl.data.partition import DataConfig, split_clients
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import ArtefactError, ConfigError, ConnectError, ProtocolError
+from edge_fl.failures import Failure
 from edge_fl.fields import Tier
 from edge_fl.fleet.simulated import full_devices, names
 from edge_fl.inputs import InputSpec
@@ -111,6 +112,7 @@ def device_result(device: Device) -> DeviceResult:
     reports, values = device.reporting.last, {}
     for kind in ("evaluation", "personal", "head"):
         values.update(reports[kind].metrics if kind in reports else {})
+    why = "" if device.state.why == Failure.SHUT_DOWN else device.state.why  # it was asked to end
     return DeviceResult(
         device=device.name,
         tier=device.state.tier.value,
@@ -125,7 +127,7 @@ def device_result(device: Device) -> DeviceResult:
         bytes_down=device.reporting.totals["bytes_down"],
         bytes_up=device.reporting.totals["bytes_up"],
         seconds=device.reporting.totals["milliseconds"] / 1000,
-        why=device.state.why or next((report.error for report in reports.values() if report.error), ""),
+        why=why or next((report.error for report in reports.values() if report.error), ""),
     )
 
 

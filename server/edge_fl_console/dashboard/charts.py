@@ -16,6 +16,7 @@ AT_A_TIME = (
 FEW_POINTS = 40  # up to which each is a dot
 LARGEST_DOT, SMALLEST_DOT = 20.0, 2.4  # pixels
 LABELLED = 12  # bars that have room for their numbers on a phone
+LEAST_RANGE = 5  # points of an axis of accuracies
 QUIET = {"color": "var(--quiet)", "fontSize": 11}
 SCALE = {
     "type": "value",
@@ -319,8 +320,9 @@ def _range(curves: Sequence[ChartCurve]) -> dict[str, float]:
     low = 100 * max(min(mean - std for mean, std in known), 0.0)
     high = 100 * min(max(mean + std for mean, std in known), 1.0)
     step = next((step for step in (1, 2, 5, 10) if high - low <= 6 * step), 20)
-    low = min(step * floor(round(low, 6) / step), 100 - step)
-    return {"min": low, "max": max(step * ceil(round(high, 6) / step), low + step), "interval": step}
+    least = max(step, LEAST_RANGE)
+    low = min(step * floor(round(low, 6) / step), 100 - least)
+    return {"min": low, "max": max(step * ceil(round(high, 6) / step), low + least), "interval": step}
 
 
 def _percent(values: Mapping[int, float], places: Sequence[int]) -> list[float | None]:

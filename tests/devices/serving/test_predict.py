@@ -250,7 +250,7 @@ def test_before_the_first_labels_the_status_says_why_nothing_is_served(
     assert rows["images"].startswith("no labelled pictures yet, or only one (")
     (folder / "images" / "cat" / "broken.png").write_bytes(b"nothing")
     rows = status()
-    assert rows["serves"] == "nothing: no head fitted yet" and "broken" not in rows["serves"]
+    assert (rows["serves"], rows["head"]) == ("nothing", "nothing fitted yet")
     assert "no usable image" in rows["no_data"]
 
 

@@ -211,7 +211,7 @@ def test_what_another_account_may_not_read_is_never_said_to_be_missing(
         allowed = f"the account {other.name} may not .* it; expected the account {agent.name}: "
         assert re.search(allowed, done.stderr), done.stderr
         mine = agent.python("-m", "edge_fl", "device", "status", "--dir", folder)
-        assert "no head fitted yet" in mine.stdout  # there is no release
+        assert "nothing fitted yet" in mine.stdout  # there is no release
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,9 @@ def test_a_moment_is_a_time_in_utc_or_an_age() -> None:
         ("2026-11-23T14:00+01:00", "2026-11-23T13:00:00+00:00"),
         ("2h", "2026-11-24T10:00:00+00:00"),
         ("1d", "2026-11-23T12:00:00+00:00"),
+        ("today", "2026-11-24T00:00:00+00:00"),
+        ("yesterday", "2026-11-23T00:00:00+00:00"),
     ):
         assert units.parse_moment(text, "--since", now).isoformat() == moment
-    with pytest.raises(InputError, match=r"--since 'yesterday': expected a day or time in UTC.* or an age"):
-        units.parse_moment("yesterday", "--since", now)
+    with pytest.raises(InputError, match=r"--since 'tomorrow': expected a day or time in UTC.* or an age"):
+        units.parse_moment("tomorrow", "--since", now)

@@ -86,7 +86,7 @@ def test_the_list_is_sorted_by_a_column_and_says_why_a_device_may_be_bad(stage: 
         transport.publish(Packet(stage.topics.up(name, "state"), encode(state), retain=True))
         transport.publish(Packet(stage.topics.up(name, "meta"), encode(capability), retain=True))
         if after:
-            registered_reports.accept(db, ReportRecord("main", name, "r", "run", 1, "update", 9, after=after))
+            registered_reports.accept(db, ReportRecord("main", name, "r", "run", 1, "head", 9, after=after))
     transport.drain(60)
 
     def sorted_by(column: str) -> list[dict[str, object]]:

@@ -98,8 +98,8 @@ def test_nothing_is_overwritten(pictures, capsys):
     [
         (["Pets", "--classes", "cat,dog"], "new Pets: expected a name of a-z, 0-9"),
         (["../pets", "--classes", "cat,dog"], "expected a name of a-z"),
-        (["pets"], "expected either --images DIR"),
-        (["pets", "--images", "pictures", "--classes", "cat,dog"], "expected either --images DIR"),
+        (["pets"], "expected either --images FOLDER"),
+        (["pets", "--images", "pictures", "--classes", "cat,dog"], "expected either --images FOLDER"),
         (["pets", "--classes", "cat"], "1 class (cat), expected 2 to 1024"),
         (["pets", "--classes", "cat,,dog"], "class 2, '', is empty"),
         (["pets", "--classes", "cat,dog,cat"], "class 'cat' occurs more than once"),

@@ -92,7 +92,7 @@ def test_the_website_goes_back_with_the_fleet(releases, tmp_path) -> None:
     assert is_up_to_date()
     releases.roll_out(2, STAGED)()
     assert carry_out(releases.steer("aborted")) == "aborted" and is_up_to_date()
-    assert export("--no-keep") == 0
+    assert export("--no-follow") == 0
     assert carry_out(releases.roll_out(2, AT_ONCE, again=True)) == "completed" and not is_up_to_date()
     assert export() == 0 and is_up_to_date()
 

@@ -124,7 +124,7 @@ def test_messages_of_a_revoked_device_in_an_open_session_do_not_count(site: Site
     ]
     operator = connector("127.0.0.1", site.port, site.authority.home / "operator")
     (row,) = device_list.devices(operator, "main", journal.db).rows
-    assert (row["device"], row["standing"]) == ("pi-3", "revoked") and "fleet enrol pi-3" in row["blocked"]
+    assert (row["device"], row["standing"]) == ("pi-3", "revoked") and "fleet enrol pi-3" in row["reason"]
     thief.report("t1", 1, Report("r1", "update", "b1", 20), b"")
     assert eventually(lambda: thief.acks)
     assert [(ack.status, ack.reason) for ack in thief.acks] == [("rejected", "revoked")]
