@@ -100,7 +100,7 @@ def quantise(payload: bytes, images: NDArray[np.uint8]) -> bytes:
                 per_channel=True,
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
-                reduce_range=True,  # 7 bits: 8 overflow on processors without VNNI
+                reduce_range=False,
                 extra_options={"CalibMovingAverage": True},
             )
         except Exception as error:  # onnxruntime's tools raise various types
