@@ -13,6 +13,7 @@ import pytest
 from edge_fl.cli import main
 from edge_fl.console.units import parse_moment
 from edge_fl.errors import InputError
+from edge_fl.metrics import PERSONAL_AFTER, TEST_SAMPLES
 from edge_fl.wire.messages import Capability, DeviceState, encode
 from edge_fl.wire.transport import Packet
 from edge_fl_console import accuracy
@@ -86,7 +87,21 @@ def test_the_list_is_sorted_by_a_column_and_says_why_a_device_may_be_bad(stage: 
         transport.publish(Packet(stage.topics.up(name, "state"), encode(state), retain=True))
         transport.publish(Packet(stage.topics.up(name, "meta"), encode(capability), retain=True))
         if after:
-            registered_reports.accept(db, ReportRecord("main", name, "r", "run", 1, "head", 9, after=after))
+            registered_reports.accept(
+                db,
+                ReportRecord(
+                    "main",
+                    name,
+                    "r",
+                    "run",
+                    1,
+                    "head",
+                    9,
+                    metrics={PERSONAL_AFTER: after, TEST_SAMPLES: 30.0},
+                    head="svm",
+                    after=after,
+                ),
+            )
     transport.drain(60)
 
     def sorted_by(column: str) -> list[dict[str, object]]:
