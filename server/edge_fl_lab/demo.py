@@ -131,6 +131,7 @@ def prepare(options: DemoOptions) -> Study:
         "data.clients": options.devices,
         "data.split": file,
         "cohort.min_devices": options.full,
+        "release.every": 0,
         "release.heads": options.devices - options.full,
         "broker.port": options.port or 0,
         "broker.fleet": FLEET,
