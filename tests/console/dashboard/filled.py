@@ -322,7 +322,7 @@ def crowd(db: Database, folder: Path) -> None:
         tables.rounds,
         *(
             RoundRecord(
-                "toy-2", number, 9, 9, 3.0, 9**9, 9**9, {name: mean - 0.3 * 0.98**number for name, mean in means.items()},
+                "toy-2", number, 9, 9, 3.0, {name: mean - 0.3 * 0.98**number for name, mean in means.items()},
                 dict.fromkeys(means, 9 - number % 7), at(100 - number),
             )
             for number in range(1, 61)
