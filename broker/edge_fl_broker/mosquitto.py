@@ -169,8 +169,8 @@ class Mosquitto:
         begin = max(
             (place for place, line in enumerate(logged, 1) if since and since.search(line)), default=0
         )
-        told = dict.fromkeys(STAMP.sub("", line) for line in logged[begin:])
-        return " | ".join([*told][-lines:]) or "nothing in its log"
+        different = dict.fromkeys(STAMP.sub("", line) for line in logged[begin:])
+        return " | ".join([*different][-lines:]) or "nothing in its log"
 
     def __enter__(self) -> Self:
         self.start()

@@ -74,7 +74,7 @@ class Supervisor:
         self._broker, self._sync, self._notify, self._limits = broker, sync, notify, limits
         self._started_s, self._restarts = time.monotonic(), 0
         self._failed = ""  # why the last restart or reload failed
-        self._told = ""  # why mosquitto ended last
+        self._ended_why = ""  # why mosquitto ended last
         self._full = False
 
     def update(self, stopping: StopRequest) -> None:
@@ -106,7 +106,10 @@ class Supervisor:
             )
         pause_s = min(limits.max_pause_s, limits.min_pause_s * 2.0**self._restarts)
         self._restarts += 1
-        why, self._told = "again, for the same reason" if reason == self._told else f"({reason})", reason
+        why, self._ended_why = (
+            "again, for the same reason" if reason == self._ended_why else f"({reason})",
+            reason,
+        )
         self._notify(
             f"mosquitto ended {why}; restart {self._restarts} of at most {limits.max_restarts} in {pause_s:g} s"
         )

@@ -99,7 +99,7 @@ def run(options: DemoOptions) -> DemoResult:
         if options.secure:
             _enrol(options, folder)
         broker, server = _start(children, options, recipe, folder.path)
-        _prepare_releases(study, folder.path)
+        _write_untrained(study, folder.path)
         local = demo_data.alone(study.data(), len(study.dataset.classes))
         path = Path(children.wait(server, DEADLINE_S).splitlines()[-1])
         head_only = [row["device"] for row in Results.open(path).devices() if row["tier"] == "head"]
@@ -214,7 +214,7 @@ def _trust(home: Path) -> dict[str, list[str]]:
     }
 
 
-def _prepare_releases(study: Study, folder: Path) -> None:
+def _write_untrained(study: Study, folder: Path) -> None:
     """Write the network with its initial weights as ONNX: a release that is no good."""
     from edge_fl.methods import build_method
     from edge_fl.methods.contract import steps

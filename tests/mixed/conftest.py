@@ -157,6 +157,13 @@ class Site:
 
 
 @pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Closed at the end of the test."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     """With an in-memory broker."""
     broker = InMemoryBroker()

@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,12 @@ from typing import Any
 import pytest
 
 from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import free_port
 from edge_fl_server.children import CommandProcesses
 from edge_fl_server.registry import fleets, registered_devices
 from tests import agents
 from tests.agents import Board, eventually
-from tests.mixed.closed_fleet import Machine, all_serve, boards, free_port
+from tests.mixed.closed_fleet import Machine, all_serve, boards
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 NAMES = ("pi-1", "pi-2")
@@ -43,12 +43,6 @@ COLUMNS = ("device", "standing", "tier", "head", "tags", "release", "accuracy", 
 @pytest.fixture(scope="module")
 def factory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return agents.factory(tmp_path_factory.mktemp("installation"))
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def state(broker: Machine, machine: Machine) -> dict[str, Any]:
@@ -92,7 +86,7 @@ def test_a_moved_server_continues_with_what_its_backup_holds(
     children = stack.enter_context(
         CommandProcesses(lambda name, line: lines.append(f"{name}: {line}"), {"OMP_NUM_THREADS": "1"})
     )
-    old = Machine(tmp_path / "old", free_port(), children, capsys)
+    old = Machine(tmp_path / "old", free_port("127.0.0.1"), children, capsys)
     old.run("fleet enrol", "--baked", *NAMES, QUARANTINED)
     (old.runs / "releases" / "main").mkdir(parents=True)
     (old.runs / "releases" / "main" / "alerts.toml").write_text(ALERTS)
@@ -116,7 +110,7 @@ def test_a_moved_server_continues_with_what_its_backup_holds(
     eventually(lambda: "rollout" in {row["rule"] for row in old.rows("fleet alerts list")})
 
     address = how == "the broker has another address"
-    new = Machine(tmp_path / "new", free_port() if address else old.port, children, capsys)
+    new = Machine(tmp_path / "new", free_port("127.0.0.1") if address else old.port, children, capsys)
     if (
         address
     ):  # the new broker runs first: a device returns to the old one unless it reaches the new one soon

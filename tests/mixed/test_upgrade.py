@@ -3,19 +3,19 @@
 The older agents' messages lack fields that the server knows; the newer server and the newer agents send one more field in every message.
 """
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import free_port
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_server.children import CommandProcesses
 from tests import agents
 from tests.agents import eventually
 from tests.devices import graphs
-from tests.mixed.closed_fleet import Machine, all_serve, boards, free_port
+from tests.mixed.closed_fleet import Machine, all_serve, boards
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 NAMES = ("pi-1", "pi-2", "pi-3")
@@ -51,12 +51,6 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return agents.factory(folder, agents.wheel(folder / "wheels", "0.0.9", OLDER))
 
 
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
 def test_server_first_then_the_agents_in_stages(
     mosquitto_program: Program,
     factory: Path,
@@ -70,7 +64,7 @@ def test_server_first_then_the_agents_in_stages(
         on_line = lambda name, line: lines.append(f"{name}: {line}")  # noqa: E731
         return stack.enter_context(CommandProcesses(on_line, {"OMP_NUM_THREADS": "1", **variables}))
 
-    machine = Machine(tmp_path / "server", free_port(), children(), capsys)
+    machine = Machine(tmp_path / "server", free_port("127.0.0.1"), children(), capsys)
     machine.run("fleet enrol", "--baked", *NAMES)
     machine.start_broker()
     machine.start_server()
