@@ -128,6 +128,16 @@ def test_the_core_imports_no_extension() -> None:
     assert child.returncode == 0, child.stdout + child.stderr
 
 
+def test_tests_of_the_core_import_no_extension() -> None:
+    blocked = re.compile(
+        rf"^\s*(?:from|import) (?:{'|'.join(e.__name__ for e in EXTENSIONS)})\b", re.MULTILINE
+    )
+    folders = [ROOT / "tests" / name for name in ("edge_fl", "broker", "devices", "server")]
+    files = [file for folder in folders for file in folder.rglob("*.py")]
+    assert len(files) > 100
+    assert not [str(file.relative_to(ROOT)) for file in files if blocked.search(file.read_text())]
+
+
 @pytest.mark.parametrize("name", ["edge_fl.learn.tree", "edge_fl_server"])
 def test_blocked_packages_cannot_be_imported(name: str) -> None:
     child = import_without(HEAD_ONLY, "edge_fl.errors", name)

@@ -22,7 +22,7 @@ from edge_fl.errors import ArtefactError
 from edge_fl.failures import Failure
 from edge_fl.files.paths import is_utf8
 from edge_fl.release.manifests import Manifest, scale
-from edge_fl.release.onnx_form import OLDEST_OPSET
+from edge_fl.release.onnx_form import OLDEST_OPSET, SESSION
 from edge_fl_devices.features.onnx_runtime import Runtime, require_runnable
 
 MAX_BATCH = 64
@@ -126,6 +126,8 @@ def _session(model: str | bytes, threads: int = 1) -> onnxruntime.InferenceSessi
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    for key, value in SESSION.items():
+        options.add_session_config_entry(key, value)
     options.log_severity_level = 4  # errors are raised; do not log them as well
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 

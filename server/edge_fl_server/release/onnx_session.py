@@ -10,6 +10,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from edge_fl.release.manifests import scale
+from edge_fl.release.onnx_form import SESSION
 
 BATCH = 64
 TRIES = 5
@@ -33,6 +34,8 @@ class Session:
     def __init__(self, payload: bytes) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
+        for key, value in SESSION.items():
+            options.add_session_config_entry(key, value)
         self._session = onnxruntime.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
         self._input = self._session.get_inputs()[0].name
 

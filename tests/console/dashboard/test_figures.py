@@ -20,6 +20,7 @@ from edge_fl_server.registry.tables import (
     RoundRecord,
     RunRecord,
 )
+from edge_fl_server.release import compare
 from edge_fl_server.runs import summaries
 
 BEFORE = metrics.PERSONAL_BEFORE
@@ -81,6 +82,20 @@ def test_the_mean_of_a_release_holds_only_the_devices_that_serve_it(db: Database
     assert "2 of 3" in shown and "90.0 <" in shown and "(n = 2)" in shown
     page = device.read(db, "main", "pi-0")
     assert page is not None and "release 2: 90.0 % (n = 2)" in device.comparison(page)
+
+
+def test_a_page_and_release_compare_give_the_same_change(db: Database) -> None:
+    for release in (1, 2):
+        released.record_release(db, ReleaseRecord("main", release, "toy", 1, "fedrep", "0" * 64, 100))
+    rollouts.begin(db, "main", 2, previous=1)
+    for number, (old, new) in enumerate(((0.9, 0.8), (0.5, 0.8), (0.6, 0.9))):
+        head(db, f"pi-{number}", "r", new, before=old)
+    shown, compared = accuracy.change(db, "main", 2), compare.releases(db, "main").found
+    assert shown.found is not None and compared is not None
+    assert (shown.other, shown.found.n) == (1, compared.n) == (1, 3)
+    assert (shown.found.mean, shown.found.low, shown.found.high) == pytest.approx(
+        (compared.mean, compared.low, compared.high)
+    )
 
 
 def test_the_bar_of_a_release_is_its_share_of_all_head_only_devices(db: Database) -> None:

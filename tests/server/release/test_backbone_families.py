@@ -17,7 +17,7 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.models import backbone_input
 from edge_fl.release.manifests import scale
-from edge_fl.release.onnx_form import IR_VERSION, OPSET
+from edge_fl.release.onnx_form import IR_VERSION, OPSET, SESSION
 from edge_fl_server.recipes.recipe import QuantiseConfig
 from edge_fl_server.release import export, quantise
 from edge_fl_server.release.onnx_session import Session
@@ -52,6 +52,8 @@ def latencies_ms(*payloads: bytes, size: int) -> list[float]:
     """Shortest milliseconds per image of each model, in turns: the processor time of this thread, the only one, not that of others."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
+    for key, value in SESSION.items():
+        options.add_session_config_entry(key, value)
     sessions = [onnxruntime.InferenceSession(payload, options) for payload in payloads]
     image = np.random.default_rng(0).random((1, 3, size, size), np.float32)
     times: list[list[float]] = [[] for _ in payloads]
