@@ -22,6 +22,6 @@ PARITY = 1e-4
 SESSION = {"session.x64quantprecision": "1"}
 """Settings of an onnxruntime session, so that int8 has the same features on every processor.
 
-Without it an x86 processor that lacks VNNI adds up products in 16 bits, which overflow: the cosine to fp32 features of EfficientNet-Lite0 is
+Without it an x86 processor that lacks VNNI sums products in 16 bits, which overflow: the cosine to fp32 features of EfficientNet-Lite0 is
 0.92 instead of 0.99.
 """
