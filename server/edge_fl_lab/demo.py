@@ -2,7 +2,7 @@
 
 Full devices train; head-only devices with a few labelled images each adapt the head that comes with the release. Then a release that is no
 good is published, which a gate stops, and at last the broker ends, and a device predicts without it. Meanwhile this process computes
-what each device reaches alone, on the same images.
+what each device reaches alone, on the same images. It imports torch, as the report does, only when no other process is busy with that.
 """
 
 import json
@@ -20,16 +20,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+import onnx
+from onnx import numpy_helper
+
 from edge_fl import metrics
 from edge_fl.console.output import print_status
 from edge_fl.console.units import counted
-from edge_fl.data import datasets
+from edge_fl.data import datasets, partition
+from edge_fl.data.partition import Split
+from edge_fl.data.samples import ClientData, Dataset
 from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.files import paths
 from edge_fl.fleet import simulated
+from edge_fl.seeds import generator
 from edge_fl_lab import demo_data
 from edge_fl_lab.demo_data import DemoFigures
-from edge_fl_lab.report import page
 from edge_fl_server import recipes
 from edge_fl_server.children import LOOPBACK, CommandProcess, CommandProcesses
 from edge_fl_server.orchestrate.ending import HEADINGS
@@ -37,11 +42,10 @@ from edge_fl_server.recipes.recipe import Recipe, dump, with_settings
 from edge_fl_server.registry import Database, registered_devices, rollouts
 from edge_fl_server.registry.database import location
 from edge_fl_server.registry.tables import RolloutRecord
+from edge_fl_server.release.repository import Repository
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics
-from edge_fl_server.training import studies
-from edge_fl_server.training.studies import Study
 
 DEADLINE_S = 900.0
 SILENT = ("publish", "predict")
@@ -54,7 +58,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # faster for processes that share the cor
 FLEET = "main"
 REGISTRY = "registry.sqlite"
 IDENTITIES, RELEASES, DEVICES = "identities", "releases", "fleet"
-UNTRAINED, IMAGES = "untrained.onnx", "images.npz"
+SHUFFLED, IMAGES = "shuffled.onnx", "images.npz"
 PREFIX = "files-of-demo-"  # not "demo-", with which the folders of results begin
 SPLITS = "split-of-demo"
 PLAINTEXT: dict[str, list[str]] = {"broker": ["--insecure"], "fleet": [], "server": []}
@@ -77,6 +81,23 @@ class DemoOptions:
 
 
 @dataclass(frozen=True)
+class DemoPlan:
+    """What runs: the recipe, and its dataset divided over the devices."""
+
+    recipe: Recipe
+    dataset: Dataset
+    split: Split
+
+    def data(self) -> dict[str, ClientData]:
+        """The images of each device."""
+        return {name: self.split.client(self.dataset, name) for name in self.split.clients}
+
+    def histogram(self) -> str:
+        """Images per device and class, as text."""
+        return partition.histogram_text(self.dataset, self.split)
+
+
+@dataclass(frozen=True)
 class DemoResult:
     """The command's output. `histogram`: images per device and class."""
 
@@ -91,29 +112,30 @@ def run(options: DemoOptions) -> DemoResult:
     start_s = time.monotonic()
     options = replace(options, port=options.port or _free_port())
     _require_free(options.port or 0)
-    study = prepare(options)
-    recipe = study.recipe
+    plan = prepare(options)
+    recipe = plan.recipe
     heads = f"{options.devices - options.full} head-only with {demo_data.OWN_LABELS} labels each"
-    _print_line("demo", f"{counted(options.full, 'device')} train on {study.dataset.name}, {heads}")
+    _print_line("demo", f"{counted(options.full, 'device')} train on {plan.dataset.name}, {heads}")
     with _DemoFolder(options) as folder, CommandProcesses(folder.print_line, ONE_THREAD) as children:
         if options.secure:
             _enrol(options, folder)
-        broker, server = _start(children, options, recipe, folder.path)
-        _write_untrained(study, folder.path)
-        local = demo_data.alone(study.data(), len(study.dataset.classes))
+        broker, server = _start(children, options, plan, folder.path)
+        local = demo_data.alone(plan.data(), len(plan.dataset.classes))
         path = Path(children.wait(server, DEADLINE_S).splitlines()[-1])
+        _write_shuffled(folder.path, recipe.seed)
+        bad = children.start("publish", "--quiet", *commands(options, plan, folder.path)["publish"])
         head_only = [row["device"] for row in Results.open(path).devices() if row["tier"] == "head"]
         final = record_local_only(path, local)
-        _publish_untrained(children, options, recipe, folder.path)
+        _show_gate(children, bad, options, folder.path)
         _keep_registry(folder.path, path)
         children.end(broker)
         _print_line("broker", f"stopped: all {options.devices} devices are offline")
-        _predict_offline(children, study, head_only[0], folder.path)
+        _predict_offline(children, plan, head_only[0], folder.path)
     figures = demo_data.figures(final, head_only)
-    return DemoResult(figures, study.histogram(), path, time.monotonic() - start_s)
+    return DemoResult(figures, plan.histogram(), path, time.monotonic() - start_s)
 
 
-def prepare(options: DemoOptions) -> Study:
+def prepare(options: DemoOptions) -> DemoPlan:
     """The recipe "demo" with the options, and the images divided over the devices. Raises ConfigError, DataError."""
     if not 0 < options.full < options.devices:
         raise ConfigError(
@@ -139,12 +161,12 @@ def prepare(options: DemoOptions) -> Study:
     if options.rounds:
         settings["rounds"] = options.rounds
     recipe = with_settings(recipe, [f"{key}={value}" for key, value in settings.items()])
-    return studies.of_dataset(recipe, dataset)
+    return DemoPlan(recipe, dataset, split)
 
 
-def commands(options: DemoOptions, recipe: Recipe, folder: Path) -> dict[str, list[str]]:
+def commands(options: DemoOptions, plan: DemoPlan, folder: Path) -> dict[str, list[str]]:
     """The commands by name. They may start in any order, but before the broker the others report a refused connection."""
-    data, port = recipe.data, recipe.broker.port
+    recipe, data, port = plan.recipe, plan.recipe.data, plan.recipe.broker.port
     file = folder / "recipe.toml"
     file.write_text(dump(recipe))
     devices = {
@@ -161,8 +183,8 @@ def commands(options: DemoOptions, recipe: Recipe, folder: Path) -> dict[str, li
     ]
     trust = _trust(folder / IDENTITIES) if options.secure else PLAINTEXT
     outputs = _options(runs=options.runs, home=folder / RELEASES)
-    classes = ",".join(map(str, datasets.load(data.dataset, Path(data.data_dir)).classes))
-    publish = [os.fspath(folder / UNTRAINED), *_options(classes=classes, port=port, home=folder / RELEASES)]
+    classes = ",".join(plan.dataset.classes)
+    publish = [os.fspath(folder / SHUFFLED), *_options(classes=classes, port=port, home=folder / RELEASES)]
     return {
         "broker": ["broker", "up", *trust["broker"], *_options(port=port, dir=folder / "broker")],
         "fleet": ["fleet", "up", *trust["fleet"], *_options(**devices), *settings],
@@ -172,10 +194,10 @@ def commands(options: DemoOptions, recipe: Recipe, folder: Path) -> dict[str, li
 
 
 def _start(
-    children: CommandProcesses, options: DemoOptions, recipe: Recipe, folder: Path
+    children: CommandProcesses, options: DemoOptions, plan: DemoPlan, folder: Path
 ) -> tuple[CommandProcess, CommandProcess]:
     """Start the broker and, when it accepts connections, the fleet and the server -> broker and server."""
-    arguments, port = commands(options, recipe, folder), recipe.broker.port
+    arguments, port = commands(options, plan, folder), plan.recipe.broker.port
     broker = children.start("broker", *_quiet(options), *arguments["broker"])
     children.wait_listening(broker, port, DEADLINE_S)
     if not options.keep:
@@ -214,18 +236,23 @@ def _trust(home: Path) -> dict[str, list[str]]:
     }
 
 
-def _write_untrained(study: Study, folder: Path) -> None:
-    """Write the network with its initial weights as ONNX: a release that is no good."""
-    from edge_fl.methods import build_method
-    from edge_fl.methods.contract import steps
-    from edge_fl_server.release import export
-
-    method = build_method(study.spec)
-    (folder / UNTRAINED).write_bytes(export.export(method, steps.start(method)).onnx)
+def _write_shuffled(folder: Path, seed: int) -> None:
+    """Write the newest released network with the weights of each layer in another order: a release that is no good."""
+    repository, rng = Repository.existing(folder / RELEASES, FLEET), generator(seed, "demo.shuffled")
+    model = onnx.load(repository.artefacts / repository.releases()[-1].extractor.sha256)
+    for tensor in model.graph.initializer:
+        weights = numpy_helper.to_array(tensor)
+        if weights.ndim > 1:
+            tensor.CopyFrom(
+                numpy_helper.from_array(rng.permuted(weights.ravel()).reshape(weights.shape), tensor.name)
+            )
+    onnx.save(model, folder / SHUFFLED)
 
 
 def record_local_only(path: Path, local: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
     """Add what each device reaches alone to the final line of a run, and rewrite its report -> the line's metrics by device."""
+    from edge_fl_lab.report import page  # imports torch
+
     results = Results.open(path)
     state = results.state()
     final = next(line for line in reversed(round_metrics.lines(path / round_metrics.FILE)) if line.final)
@@ -240,21 +267,18 @@ def record_local_only(path: Path, local: Mapping[str, float]) -> Mapping[str, Ma
     return clients
 
 
-def _publish_untrained(
-    children: CommandProcesses, options: DemoOptions, recipe: Recipe, folder: Path
-) -> None:
-    """Publish the untrained network, and print whether a gate stopped it; in a small fleet no loss is certain enough."""
-    command = children.start("publish", "--quiet", *commands(options, recipe, folder)["publish"])
-    children.wait(command, DEADLINE_S, (0, GATED))
+def _show_gate(children: CommandProcesses, bad: CommandProcess, options: DemoOptions, folder: Path) -> None:
+    """Wait for the roll-out of the bad release, and print whether a gate stopped it; in a small fleet no loss is certain enough."""
+    children.wait(bad, DEADLINE_S, (0, GATED))
     with closing(Database.existing(location("", folder / RELEASES))) as db:
         (newest, *_) = rollouts.listed(db, FLEET)
         if newest.state == "aborted":
-            _print_line("gate", f"release {newest.release}, an untrained network, is stopped:")
+            _print_line("gate", f"release {newest.release}, with shuffled weights, is stopped:")
             for line in textwrap.wrap(newest.reason, REASON):
                 _print_line("gate", f"  {line}")
             _wait_for_return(db, newest)
         else:
-            _print_line("gate", f"release {newest.release}, an untrained network: {newest.state}")
+            _print_line("gate", f"release {newest.release}, with shuffled weights: {newest.state}")
         serving = Counter(record.release for record in registered_devices.listed(db, FLEET))
     heads = options.devices - options.full
     for release, devices in sorted(serving.items()):
@@ -271,14 +295,14 @@ def _wait_for_return(db: Database, rollout: RolloutRecord) -> None:
         time.sleep(POLL_S)
 
 
-def _predict_offline(children: CommandProcesses, study: Study, device: str, folder: Path) -> None:
+def _predict_offline(children: CommandProcesses, plan: DemoPlan, device: str, folder: Path) -> None:
     """Predict the test images of a device that has no broker, with the command for one device."""
-    test = study.data()[device].test
+    test = plan.data()[device].test
     demo_data.write_images(folder / IMAGES, test)
     given = [os.fspath(folder / IMAGES), *_options(dir=folder / DEVICES / device, format="json")]
     command = children.start("predict", "--quiet", "device", "predict", *given)
     found = json.loads(children.wait(command, DEADLINE_S))
-    names = [str(study.dataset.classes[label]) for label in test.y]
+    names = [str(plan.dataset.classes[label]) for label in test.y]
     right = sum(each["top"][0]["label"] == name for each, name in zip(found, names, strict=True))
     _print_line(device, f"still predicts: {right} of its {len(names)} test images right")
 

@@ -389,3 +389,30 @@ def test_every_entry_point_loads() -> None:
 def test_the_installed_script_starts_where_an_early_ctrl_c_is_handled():
     scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts == {"edge-fl": "edge_fl.__main__:main"}
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["nosuchcommand"], 4)])
+def test_a_command_ends_without_freeing_what_libraries_made_and_after_all_else(
+    arguments: list[str], code: int
+) -> None:
+    """Handlers and threads still end as they would; the interpreter does not take modules down, which takes seconds after torch."""
+    program = f"""
+import atexit, sys, threading, time
+from edge_fl.__main__ import main
+
+class Library:
+    def __del__(self):
+        print("freed")
+
+library = Library()
+library.itself = library
+thread = threading.Thread(target=lambda: (time.sleep(0.5), print("thread ended")))
+sys.argv = ["edge-fl", *{arguments}]
+code = main()
+thread.start()
+atexit.register(print, "handler ran", end="")
+sys.exit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.splitlines()[-2:]) == (code, ["thread ended", "handler ran"])
+    assert "freed" not in done.stdout

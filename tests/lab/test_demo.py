@@ -133,16 +133,16 @@ def test_there_must_be_full_and_head_only_devices(devices, full):
 
 def test_only_a_part_of_a_large_dataset_is_used(tmp_path):
     np.savez(tmp_path / "large.npz", x=np.zeros((4000, 4, 4), np.uint8), y=np.arange(4000) % 3)
-    study = demo.prepare(DemoOptions("large", tmp_path, devices=4, full=2, rounds=3, runs=tmp_path))
-    assert sum(len(rows) for rows in study.split.train) == 2 * 10 + 2 * 149
-    assert (study.recipe.rounds, study.recipe.cohort.min_devices, study.recipe.release.heads) == (3, 2, 2)
-    assert Path(study.recipe.data.split).parent == tmp_path
+    plan = demo.prepare(DemoOptions("large", tmp_path, devices=4, full=2, rounds=3, runs=tmp_path))
+    assert sum(len(rows) for rows in plan.split.train) == 2 * 10 + 2 * 149
+    assert (plan.recipe.rounds, plan.recipe.cohort.min_devices, plan.recipe.release.heads) == (3, 2, 2)
+    assert Path(plan.recipe.data.split).parent == tmp_path
 
 
 def test_fleet_and_server_get_the_same_split_and_broker(tmp_path):
     options = DemoOptions(devices=5, full=2, port=1999, settings=("seed=7",), runs=tmp_path)
-    recipe = demo.prepare(options).recipe
-    commands = demo.commands(options, recipe, tmp_path)
+    plan = demo.prepare(options)
+    recipe, commands = plan.recipe, demo.commands(options, plan, tmp_path)
     pairs = list(zip(commands["fleet"][2::2], commands["fleet"][3::2], strict=True))
     fleet = dict(pairs)
     assert (fleet["--head-only"], fleet["--full"], fleet["--port"]) == ("3", "2", "1999")
@@ -160,7 +160,8 @@ def test_every_command_of_the_demo_exists(tmp_path):
     app = App()
     for register in (of_broker, of_devices, of_server):
         register(app)
-    commands = demo.commands(DemoOptions(), Recipe(), tmp_path)
+    options = DemoOptions(runs=tmp_path)
+    commands = demo.commands(options, demo.prepare(options), tmp_path)
     for group, command, *_ in (*commands.values(), demo.enrolment(DemoOptions(), tmp_path)):
         assert command in {
             found.name or found.callback.__name__ for found in app.group(group).registered_commands
@@ -302,7 +303,7 @@ def test_the_demo_proves_the_gain_stops_a_bad_release_and_predicts_offline(varia
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(10))
 def test_the_gain_is_proved_with_every_seed(variables, tmp_path, seed):
-    with command(tmp_path, variables, "--seed", str(seed)) as process:
+    with command(tmp_path, variables, "--set", f"seed={seed}") as process:
         output, _ = process.communicate()
     assert process.returncode == 0 and float(GAIN.search(output)[1]) > 0, output
 
@@ -376,7 +377,7 @@ def test_nothing_that_connects_is_started_before_the_broker_listens(slow_broker,
 
     plan = DemoOptions(devices=2, full=1, port=port, runs=tmp_path)
     with Recorded(lambda name, line: None, slow_broker) as children:
-        demo._start(children, plan, demo.prepare(plan).recipe, tmp_path)
+        demo._start(children, plan, demo.prepare(plan), tmp_path)
     assert started == [("broker", False), ("fleet", True), ("server", True)]
 
 

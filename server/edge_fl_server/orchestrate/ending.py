@@ -8,6 +8,7 @@ from contextlib import closing
 from math import isfinite, isnan
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,13 +17,15 @@ from edge_fl.console.units import counted, difference, percent
 from edge_fl.errors import shortened
 from edge_fl.files.paths import text
 from edge_fl.heads.wording import NOT_MEASURED, MeasuredAccuracy
-from edge_fl_server.orchestrate.serving import FleetAccess
 from edge_fl_server.recipes.recipe import BrokerConfig
 from edge_fl_server.registry import Database, rollouts
 from edge_fl_server.registry.database import location
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.summaries import paired
+
+if TYPE_CHECKING:
+    from edge_fl_server.orchestrate.serving import FleetAccess
 
 HEADINGS = ("result", "not measured", "report", "next", "to serve the fleet until the next run")
 """The words before the colon of each line."""
