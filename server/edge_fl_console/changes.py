@@ -5,6 +5,8 @@ from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
 
+from msgspec import Struct
+
 from edge_fl.console import units
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import shortened
@@ -21,15 +23,27 @@ COLUMNS: Columns = {
 Row = dict[str, str]
 MINUTE = len("2026-11-28T02:54")
 SHOWN = 3
+MOST = 2000
+"""Events of the log that are read at once; as many actions of people are `audit.MAX_SHOWN`."""
 
 
-def since(db: Database, fleet: str, start: datetime) -> list[Row]:
-    """The changes from `start` on, newest first."""
+class Changes(Struct, frozen=True):
+    """Rows, newest first; `complete` is the time from which on they are all changes: later than asked for if there are too many."""
+
+    rows: list[Row]
+    complete: datetime
+
+
+def since(db: Database, fleet: str, start: datetime) -> Changes:
+    """The changes from `start` on."""
     at = start.isoformat(timespec="milliseconds")
-    found = [*_events(db, fleet), *_alerts(db, fleet, start), *_devices(db, fleet), *_actions(db, fleet, at)]
-    recent = sorted((row for row in found if row["at"] >= at), key=itemgetter("at"), reverse=True)
+    events, actions = list(_events(db, fleet, at)), list(_actions(db, fleet, at))
+    cut = [rows[-1]["at"] for rows, most in ((events, MOST), (actions, audit.MAX_SHOWN)) if len(rows) >= most]
+    first = max([at, *cut])
+    found = [*events, *_alerts(db, fleet, start), *_devices(db, fleet), *actions]
+    recent = sorted((row for row in found if row["at"] >= first), key=itemgetter("at"), reverse=True)
     alike = groupby(recent, lambda row: (row["at"][:MINUTE], row["kind"], row["text"]))
-    return [_together(list(rows)) for _, rows in alike]
+    return Changes([_together(list(rows)) for _, rows in alike], datetime.fromisoformat(first))
 
 
 def _together(rows: list[Row]) -> Row:
@@ -37,8 +51,8 @@ def _together(rows: list[Row]) -> Row:
     return {**rows[0], "subject": shortened([row["subject"] for row in rows], SHOWN)}
 
 
-def _events(db: Database, fleet: str) -> Iterator[Row]:
-    for event in log.newest(db, fleet, most=10 * log.NEWEST):
+def _events(db: Database, fleet: str, at: str) -> Iterator[Row]:
+    for event in log.newest(db, fleet, days=(at, ""), most=MOST):
         often = f", {event.times:,} times since {units.clock(event.first)}" if event.times > 1 else ""
         more = f" and {event.subjects - 1:,} more" if event.subjects > 1 else ""
         of = {"release": "release ", "roll-out": "release "}.get(event.kind, "")

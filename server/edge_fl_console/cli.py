@@ -213,11 +213,14 @@ def changes(
 
     start = units.parse_moment(since, "--since")
     with registry(place) as db:
-        rows = changed.since(db, place.fleet, start)
+        found = changed.since(db, place.fleet, start)
         states = standing.by_status(db, place.fleet)
-    show_table(rows, changed.COLUMNS, format)
+    show_table(found.rows, changed.COLUMNS, format)
     now = ", ".join(f"{count:,} {status}" for status, count in states.items()) or "no device"
-    print_status(f"{units.counted(len(rows), 'change')} since {start:%Y-%m-%d %H:%M} UTC; now {now}")
+    first = found.complete
+    print_status(f"{units.counted(len(found.rows), 'change')} since {first:%Y-%m-%d %H:%M} UTC; now {now}")
+    if first > start:
+        print_status("earlier ones are too many for this list: the dashboard's Log shows any day")
 
 
 def audit(

@@ -42,4 +42,34 @@ def test_what_changed_is_listed_once_with_who_did_it(
     )
     with closing(Database.existing(registry)) as db:
         events = {log.plain(event) for event in log.newest(db, "main")}
-        assert events <= {row["text"] for row in changes.since(db, "main", datetime(2026, 1, 1, tzinfo=UTC))}
+        assert events <= {
+            row["text"] for row in changes.since(db, "main", datetime(2026, 1, 1, tzinfo=UTC)).rows
+        }
+
+
+def test_too_many_changes_are_those_of_the_newest_time_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No time is listed of which a part is missing."""
+    monkeypatch.setattr(changes, "MOST", 3)
+    where = ["--database", str(tmp_path / "registry.sqlite")]
+    now = datetime.now(UTC)
+    times = [(now - timedelta(hours=hours)).isoformat(timespec="milliseconds") for hours in range(1, 6)]
+    with closing(Database.open(tmp_path / "registry.sqlite")) as db:
+        for number, at in enumerate(reversed(times), 1):
+            rollouts.record_release(db, ReleaseRecord("main", number, "run", 3, "fedavg", "0" * 64, 10, at))
+        seen = [DeviceRecord("main", f"pi-{n}", "ready", first_seen_at=at) for n, at in enumerate(times)]
+        db.put(tables.devices, [msgspec.to_builtins(each) for each in seen])
+        found = changes.since(db, "main", now - timedelta(hours=9))
+        assert found.complete.isoformat(timespec="milliseconds") == times[2]
+        assert [(row["kind"], row["at"]) for row in found.rows] == [
+            (kind, at) for at in times[:3] for kind in ("release", "device")
+        ]
+        start = datetime.fromisoformat(times[1])
+        assert changes.since(db, "main", start).complete == start, "these are all"
+    assert main(["fleet", "changes", "--since", "9h", *where]) == 0
+    said = capsys.readouterr().err
+    assert (
+        f"6 changes since {times[2][:16].replace('T', ' ')} UTC" in said
+        and "the dashboard's Log shows any day" in said
+    )
