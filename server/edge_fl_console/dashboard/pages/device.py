@@ -9,10 +9,22 @@ from msgspec import Struct
 from scipy.special import bdtr  # binomial distribution; comes with scikit-learn
 from sqlalchemy import func, select
 
-from edge_fl.console.units import NOTHING, clock, escape, mean, number, positive, seconds, share, since, size
+from edge_fl.console.units import (
+    NOTHING,
+    clock,
+    escape,
+    mean,
+    number,
+    percent,
+    positive,
+    seconds,
+    share,
+    since,
+    size,
+)
 from edge_fl.failures import Failure
 from edge_fl.files.paths import text
-from edge_fl.heads.wording import DeviceWords
+from edge_fl.heads.wording import DeviceWords, MeasuredAccuracy
 from edge_fl.metrics import TEST_SAMPLES, by_labels
 from edge_fl_console import failure_texts
 from edge_fl_console.accuracy import HeadReports, head_reports
@@ -222,7 +234,7 @@ def summary(page: DevicePage) -> str:
     )
     return facts(
         {
-            "Accuracy after": escape(found.words),
+            "Accuracy after": _measured(found),
             "Before, %": share(newest.before if newest else None),
             "All devices on its release, mean %": mean(page.fleet.after, page.fleet.measured),
             "Release": positive(page.record.release),
@@ -234,6 +246,12 @@ def summary(page: DevicePage) -> str:
             "Last message": since(page.record.seen_at),
         }
     )
+
+
+def _measured(found: MeasuredAccuracy) -> str:
+    """The accuracy, and smaller what it was measured on, or why there is none."""
+    figure = "" if found.accuracy is None else percent(found.accuracy)
+    return f'{figure}<span class="quiet">{escape(found.words.removeprefix(figure))}</span>'
 
 
 def comparison(page: DevicePage) -> str:
