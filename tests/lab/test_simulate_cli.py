@@ -1,6 +1,7 @@
 """`edge-fl simulate`: resumed runs, split files, options of another model or method, and the engine in results and report."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +122,28 @@ def test_a_run_is_resumed_with_its_own_settings_and_data_only(
     assert cli.main(["simulate", "--resume", str(stopped)]) == 4
     assert "began with other data or another split" in capsys.readouterr().err
     assert Results.open(stopped).state().state == "stopped"
+
+
+def test_an_interrupted_simulation_says_how_to_continue_it(folder: Path) -> None:
+    settings = [part for each in (*SMALL, "rounds=100000", "method.name=fedavg") for part in ("--set", each)]
+    edge_fl = [sys.executable, "-m", "edge_fl"]
+    with subprocess.Popen([*edge_fl, "simulate", *settings], stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr
+        for line in child.stderr:
+            if line.startswith("round 2/"):
+                child.send_signal(signal.SIGTERM)
+                break
+        said = child.stderr.read()
+    (run,) = Path("runs").glob("simulate-*")
+    assert said.endswith(
+        f"to continue this run: edge-fl simulate --resume {run}\nedge-fl: stopped by SIGTERM\n"
+    )
+    assert child.returncode == 143
+    resumed = [*edge_fl, "simulate", "--resume", str(run)]
+    with subprocess.Popen(resumed, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr
+        assert next(line for line in child.stderr if line.startswith("resumed after round "))
+        child.kill()
 
 
 def npz_of(seed: int) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table, show_text
 from edge_fl.console.tables import Column
 from edge_fl.errors import ConfigError
+from edge_fl.files.paths import text
 from edge_fl.options import DATA, DATA_DIR, TRAINING, FormatOption, option
 from edge_fl_server.cli import options
 from edge_fl_server.cli.options import RUNS, RunsOption, SetOption, TrackOption
@@ -137,7 +139,13 @@ def simulate(
     if save_split:
         studies.prepare(chosen).split.write_csv(save_split)
     trackers = round_metrics.find(track or [])
-    results, outcome = run.run(chosen, runs, resume=resumed, track=trackers)
+    results, outcome = run.run(
+        chosen,
+        runs,
+        resume=resumed,
+        track=trackers,
+        resumption=lambda begun: shlex.join(["edge-fl", "simulate", "--resume", text(begun.path)]),
+    )
     from edge_fl_lab.report import facts, page  # with matplotlib, which no round needs
 
     written = page.write(results)

@@ -153,7 +153,13 @@ def run(
     access = serving.access(connect, chosen.broker.fleet, place, identity)
     with services.running(access, dashboard=serving.dashboard, devices=chosen.source != "simulated"):
         results, outcome = orchestrator.run(
-            chosen, runs, access=access, takeover=takeover, resume=resumed, track=trackers
+            chosen,
+            runs,
+            access=access,
+            takeover=takeover,
+            resume=resumed,
+            track=trackers,
+            resumption=lambda run: ending.command("server run", run, access, resume=text(run.path)),
         )
         services.finished(results)
         for line in ending.lines(results, access):

@@ -83,10 +83,11 @@ def unmeasured(devices: Iterable[str], measured: Measured) -> str:
     return "; ".join(f"{shortened(names, MAX_NAMED)} ({why})" for why, names in reasons.items())
 
 
-def command(words: str, results: Results, access: FleetAccess) -> str:
-    """A command on this run's fleet, with the options that are not at their defaults."""
+def command(words: str, results: Results, access: FleetAccess, **options: str) -> str:
+    """A command on this run's fleet, with these options and those that are not at their defaults."""
     given = msgspec.to_builtins(results.recipe().broker).items()
-    values = {name: value for name, value in given if value != getattr(BrokerConfig(), name)}
+    values: dict[str, object] = {**options}
+    values |= {name: value for name, value in given if value != getattr(BrokerConfig(), name)}
     if access.home != Path("runs/releases"):
         values["home"] = text(access.home)
     if access.registry != location("", access.home):

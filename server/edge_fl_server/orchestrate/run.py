@@ -9,7 +9,7 @@ and class names, or those that the recipe declares), `simulated` (clients in thi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -49,11 +49,12 @@ def run(
     resume: Path | None = None,
     track: Mapping[str, Opener] | None = None,
     hooks: RunHooks | None = None,
+    resumption: Callable[[Results], str] | None = None,
 ) -> tuple[Results, RunResult]:
     """Run a recipe and write its results below `runs`; without `access` to a fleet it is a simulation in this process.
 
     `resume` is the folder of an interrupted run of this recipe, which goes on. `takeover`: replace a server that is online. `track` are
-    additional trackers by name; `hooks` are called after the recorder's.
+    additional trackers by name; `hooks` are called after the recorder's. `resumption` is the command that continues an interrupted run.
 
     Raises InputError before anything starts, ConnectError without a broker, DeadlineError when too few devices connect, RunError when a
     round misses its quorum. A run whose privacy budget ends early, or whose last release a gate stopped, is complete: `RunResult` has
@@ -90,9 +91,14 @@ def run(
                 progress.print(f"resumed after round {saved.round}")
             shown = CombinedHooks(_RoundLines(setup.recipe.rounds, progress), hooks or RunHooks())
             totals = _totals(setup, saved)
-            outcome = (devices.execute if devices else _simulate)(
-                setup, results, totals, progress, saved, shown
-            )
+            try:
+                outcome = (devices.execute if devices else _simulate)(
+                    setup, results, totals, progress, saved, shown
+                )
+            except BaseException:
+                if resumption and checkpoint.begun(results.checkpoints):
+                    progress.print(f"to continue this run: {resumption(results)}")
+                raise
             unmeasured = devices.unmeasured(results) if devices else ""
             if unmeasured:
                 progress.print(unmeasured)

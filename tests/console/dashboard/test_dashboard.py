@@ -40,7 +40,14 @@ from edge_fl_console.dashboard.serve import MENU, DashboardSettings
 from edge_fl_server import selectors
 from edge_fl_server.registry import Database, registered_devices, registered_reports, rollouts, runs, tables
 from edge_fl_server.registry.rollouts import NO_RUN
-from edge_fl_server.registry.tables import DeviceRecord, RejectionRecord, ReleaseRecord, ReportRecord
+from edge_fl_server.registry.tables import (
+    DeviceRecord,
+    RejectionRecord,
+    ReleaseRecord,
+    ReportRecord,
+    RunEnd,
+    RunRecord,
+)
 from tests.browsing import run_coroutine
 from tests.console.dashboard import filled
 
@@ -423,9 +430,9 @@ def test_axes_have_names_and_the_area_of_a_dot_a_legend() -> None:
     ("low", "high", "ends"),
     [
         (0.37, 0.98, (20, 100, 20)),
-        (0.912, 0.93, (91, 93, 1)),
-        (1.0, 1.0, (99, 100, 1)),
-        (0.0, 0.0, (0, 1, 1)),
+        (0.912, 0.93, (91, 96, 1)),
+        (1.0, 1.0, (95, 100, 1)),
+        (0.0, 0.0, (0, 5, 1)),
     ],
 )
 def test_an_axis_of_accuracy_begins_and_ends_with_a_whole_step(
@@ -514,6 +521,22 @@ def test_a_wrong_day_is_named(db: Database, since: str, until: str, message: str
     query = LogQuery(since=since, until=until)
     page = log.read(db, "main", query)
     assert page.wrong.startswith(message) and page.events == () and "Wrong date" in log.note(page, query)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        ("stopped", "stopped by SIGTERM", "stopped by SIGTERM"),
+        ("stopped", "stopped on request", "stopped on request"),
+        ("budget_exhausted", "pi-1 has spent its budget", "budget exhausted: pi-1 has spent its budget"),
+        ("failed", "1 of 2 clients responded", "failed: 1 of 2 clients responded"),
+    ],
+)
+def test_the_log_says_once_how_a_run_ended(db: Database, state: RunEnd, reason: str, said: str) -> None:
+    runs.begin(db, RunRecord("ended", "main", "fedrep", "digits", "fleet", 9, "/tmp/ended"))
+    runs.end(db, "ended", state, reason)
+    (event, _) = [event for event in log.newest(db, "main") if event.subject == "ended"]
+    assert log.plain(event) == said
 
 
 def test_the_address_of_the_log_has_its_query() -> None:

@@ -1,5 +1,6 @@
 """What a run with devices says at its end: its result with n and gain, who was not measured, the release, and commands that exist."""
 
+import shlex
 from contextlib import closing
 from functools import partial
 from importlib import metadata
@@ -74,12 +75,15 @@ def test_without_a_figure_it_says_so(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("words", ["fleet list", "server up"])
-def test_the_next_command_exists_with_its_options(tmp_path: Path, words: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "more"), [("fleet list", {}), ("server up", {}), ("server run", {"resume": "runs/barn 1"})]
+)
+def test_the_next_command_exists_with_its_options(tmp_path: Path, words: str, more: dict[str, str]) -> None:
     results, access = finished(tmp_path, {})
-    command = ending.command(words, results, access).split()
+    command = shlex.split(ending.command(words, results, access, **more))
+    given = [part for name, value in more.items() for part in (f"--{name}", value)]
     assert command[:1] + command[3:] == [
-        *["edge-fl", "--port", "1999", "--fleet", "barn"],
+        *["edge-fl", *given, "--port", "1999", "--fleet", "barn"],
         *["--home", str(tmp_path / "releases"), "--database", str(tmp_path / "registry.sqlite")],
     ]
     app = cli.load(metadata.entry_points(group=cli.ENTRY_POINTS))

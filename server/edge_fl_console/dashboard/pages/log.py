@@ -37,6 +37,8 @@ from edge_fl_server.registry.rollouts import NO_RUN
 from edge_fl_server.registry.tables import devices, rejections, releases, requests, rollouts, rounds, runs
 
 NEWEST = 200
+STATES = ("timed_out", "rolled_back", "budget_exhausted")
+"""The states of two words."""
 LEVELS = ("info", "warning", "error")
 Days = tuple[str, str]
 """The first day, and the day after the last one, as YYYY-MM-DD in UTC; "" for none."""
@@ -153,6 +155,8 @@ def _parts(fleet: str, days: Days, search: str) -> list[Select[Any]]:
     started = run.fleet == fleet
     failed = started & (run.state == "failed")
     ended = started & (run.ended_at != "") & (run.state != "failed")
+    how = _text(run.state, ": ", run.reason)
+    said = case((run.reason.startswith(run.state), run.reason), else_=how)  # "stopped by Ctrl-C"
     quarantined = (device.fleet == fleet) & (device.quarantine != "")
     revoked = (device.fleet == fleet) & device.revoked
     published = case(
@@ -170,7 +174,7 @@ def _parts(fleet: str, days: Days, search: str) -> list[Select[Any]]:
     troubled = case((rollout.state.in_(("paused", "aborted", "rolled_back")), "warning"), else_="info")
     return [
         _part("info", "run", run.created_at, run.run, _text(run.method, " on ", run.dataset), started),
-        _part("info", "run", run.ended_at, run.run, _text(run.state, ": ", run.reason), ended),
+        _part("info", "run", run.ended_at, run.run, said, ended),
         _part("error", "run", run.ended_at, run.run, _text("failed: ", run.reason), failed),
         _part("info", "release", release.published_at, release.release, published, release.fleet == fleet),
         _part(troubled, "roll-out", rollout.changed_at, rollout.release, outcome, rollout.fleet == fleet),
@@ -266,8 +270,9 @@ RUNS = frozenset({"run", "round"})
 
 def plain(event: Event) -> str:
     """What happened."""
-    shown = event.text.strip(": ").replace("timed_out", "timed out").replace("rolled_back", "rolled back")
-    shown = shown.removeprefix("replaced: ")
+    shown = event.text.strip(": ").removeprefix("replaced: ")
+    for state in STATES:
+        shown = shown.replace(state, state.replace("_", " "))
     if event.kind == "rejected":
         reason, _, detail = shown.partition(": ")
         shown = failure_texts.rejected(reason) + (f": {detail}" if detail else "")
