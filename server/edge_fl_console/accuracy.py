@@ -16,8 +16,8 @@ class HeadReports(Struct, frozen=True):
     """The reports on one release of the head-only devices whose reports count, from the newest of each device; `failed` could not fit.
 
     `after` is the mean accuracy of the `measured` devices that serve this release now, `fleet` that of the fleet's head on the same images
-    of those `fleet_measured` that have one. `gain` is of all devices that measured the model served before on the same images, too, in the
-    first such report: later ones compare with a head on the same release.
+    of those `fleet_measured` that have one. `gain` is of all devices that measured the model served before on the same images, too, in
+    their first report: later ones compare with a head on the same release, or with a release from which the device came back.
     """
 
     failed: int | None = None
@@ -100,10 +100,9 @@ def _head_reports(
 ) -> dict[int, HeadReports]:
     report = reports.c
     key = (report.release, report.device)
-    is_pair = report.before.is_not(None) & report.after.is_not(None)
     newest = func.row_number().over(partition_by=key, order_by=(report.received_at.desc(), report.id.desc()))
     first = func.row_number().over(
-        partition_by=key, order_by=(case((is_pair, 0), else_=1), report.received_at, report.id)
+        partition_by=key, order_by=(case((report.error == "", 0), else_=1), report.received_at, report.id)
     )
     columns = (report.release, report.error, report.before, report.after)
     of_fleet = report.metrics[FLEET].as_float().label("of_fleet")

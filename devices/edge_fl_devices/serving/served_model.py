@@ -30,12 +30,30 @@ class ServedModel:
 def serving(store: Store, slots: Slots) -> ServedModel | None:
     """Return the model to predict with; None before the first head.
 
-    A pending release waits for its fit, even if the head of an earlier one with the same extractor is known.
+    A pending release waits for its fit, even if the head of an earlier one with the same extractor is known. One that the device has
+    served before is served at once with the head of that time.
     """
+    return _first(store, slots, before=not returns(store, slots))
+
+
+def replaced(store: Store, slots: Slots) -> ServedModel | None:
+    """Return the model that a fit on the current release replaces, and is compared with: while that is pending, the one before it."""
+    return _first(store, slots, before=True)
+
+
+def returns(store: Store, slots: Slots) -> bool:
+    """Whether the pending release is one that the device has served before, as after a roll-back."""
+    current = slots.current()
+    if current is None or not current.pending:
+        return False
+    known = store.head(current.manifest.extractor.sha256)
+    return known is not None and known.release == current.manifest.release
+
+
+def _first(store: Store, slots: Slots, *, before: bool) -> ServedModel | None:
+    """The first release with a head; `before`: of a pending one and the one before it, the latter first."""
     current, previous = slots.current(), slots.previous()
-    known = store.head(current.manifest.extractor.sha256) if current and current.pending else None
-    waits = current and known and known.release != current.manifest.release
-    for installed in (previous, current) if waits else (current, previous):
+    for installed in (previous, current) if before and current and current.pending else (current, previous):
         stored = store.head(installed.manifest.extractor.sha256) if installed else None
         # a head for more classes than the release names belongs to a later release of the same extractor
         if installed and stored and stored.head.classes <= len(installed.manifest.classes):

@@ -27,7 +27,7 @@ from edge_fl_devices.features.client_features import (
     LoadedFeatures,
     no_labels,
 )
-from edge_fl_devices.serving.served_model import ServedModel, serving
+from edge_fl_devices.serving.served_model import ServedModel, replaced
 from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers import head_updates
@@ -95,7 +95,7 @@ class Fits:
 
     def load(self, installed: InstalledRelease) -> Inputs:
         """Compute the device's features with the installed extractor and with the one served until now."""
-        served = serving(self.store, self.slots)
+        served = replaced(self.store, self.slots)
         releases = [installed]
         if served and served.installed.extractor != installed.extractor:
             releases.append(served.installed)

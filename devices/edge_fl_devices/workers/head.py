@@ -33,7 +33,7 @@ from edge_fl_devices.features.onnx_runtime import Runtime
 from edge_fl_devices.install import canary
 from edge_fl_devices.install.fetch import Sink
 from edge_fl_devices.install.trust import Trust
-from edge_fl_devices.serving.served_model import installed_extractors, serving
+from edge_fl_devices.serving.served_model import installed_extractors, returns, serving
 from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.storage.store import Store, StoredHead
 from edge_fl_devices.workers import comparison, head_updates
@@ -138,7 +138,7 @@ class HeadWorker(Worker):
                 raise
             choice, fit_key = self._fits.fit(inputs)
             compared = comparison.compare(self._fits, choice, inputs)
-        if self._guard and compared.worse:
+        if self._guard and compared.worse and not returns(self.store, self._slots):
             self.store.keep_fitted_data(inputs.stamp)
             return self._keep_served_model(inputs)
         report = Report(

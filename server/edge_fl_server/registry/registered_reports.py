@@ -41,20 +41,9 @@ def report_of(record: ReportRecord) -> Report:
 
 
 def accept(db: Database, record: ReportRecord) -> bool:
-    """Store an accepted report; False, and no change, if it was stored before.
-
-    A device that goes back to a release sends its report of the first time again, whose `before` is not of the release that it leaves: it
-    is not stored a second time.
-    """
-    earlier = (reports.c.fleet == record.fleet) & (reports.c.device == record.device)
-    earlier &= (reports.c.kind == "head") & (reports.c.release == record.release)
-    again = earlier & (reports.c.before == record.before) & (reports.c.after == record.after)
-    row = {**msgspec.to_builtins(record), "received_at": now()}
+    """Store an accepted report; False, and no change, if it was stored before."""
     with db.writing() as connection:
-        if record.kind == "head" and record.before is not None:
-            is_repeated = connection.execute(select(reports.c.id).where(again)).first() is not None
-            row["before"] = None if is_repeated else record.before
-        return db.insert_new(connection, reports, row)
+        return db.insert_new(connection, reports, {**msgspec.to_builtins(record), "received_at": now()})
 
 
 def is_accepted(db: Database, fleet: str, device: str, id: str) -> bool:
@@ -99,14 +88,20 @@ def accuracies_on(db: Database, fleet: str, release: int) -> dict[str, float]:
 
 
 def first_pairs_on(db: Database, fleet: str, release: int) -> dict[str, tuple[float, float]]:
-    """The accuracy of each head-only device before and after its first fit on a release, measured on the same images by both models."""
+    """The accuracy of each head-only device before and after its first fit on a release, measured on the same images by both models.
+
+    Later reports compare with a head on the same release, or with a release from which the device came back: they are no pair.
+    """
     row = reports.c
-    mine = (row.fleet == fleet) & (row.kind == "head") & (row.release == release)
-    mine &= row.before.is_not(None) & row.after.is_not(None)
-    query = (
-        select(row.device, row.before, row.after).where(mine).order_by(row.received_at.desc(), row.id.desc())
-    )
-    return {device: (before, after) for device, before, after in db.rows(query)}
+    mine = (row.fleet == fleet) & (row.kind == "head") & (row.release == release) & (row.error == "")
+    query = select(row.device, row.before, row.after).where(mine)
+    rows = db.rows(query.order_by(row.received_at.desc(), row.id.desc()))
+    first = {device: (before, after) for device, before, after in rows}
+    return {
+        device: (before, after)
+        for device, (before, after) in first.items()
+        if before is not None and after is not None
+    }
 
 
 def traffic(db: Database, fleet: str, since: str = "") -> dict[str, tuple[int, int, int]]:

@@ -191,8 +191,8 @@ def expected(fleet: Fleet, history: History, evaluated: Evaluated) -> dict[str, 
         of_release = [found for sent in fleet if (found := [one for one in sent if one.release == release])]
         serving = [sent for sent in fleet if sent and sent[-1].release == release]
         after = [sent[-1].after for sent in serving if sent[-1].after is not None]
-        pairs = [[one for one in found if None not in (one.before, one.after)] for found in of_release]
-        both = [(found[0].before, found[0].after) for found in pairs if found]  # later ones: the same release
+        first = [(found[0].before, found[0].after) for found in of_release]  # later ones: the same release
+        both = [pair for pair in first if None not in pair]
         if after:
             facts[""].append(Fact(len(after), (100 * fmean(after),)))
         add_comparison(facts, both)

@@ -20,6 +20,7 @@ from edge_fl_console.dashboard.pages.fleet import FleetQuery
 from edge_fl_server.registry import Database, audit, registered_devices, registered_reports, rollouts, runs
 from edge_fl_server.registry import rollouts as released
 from edge_fl_server.registry.tables import DeviceRecord, ReleaseRecord, ReportRecord, RolloutRecord, RunRecord
+from edge_fl_server.release import compare
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.round_metrics import RoundMetrics
 from tests.browsing import run_coroutine
@@ -59,12 +60,12 @@ def db() -> Database:
 
 
 def roll_back(db: Database) -> RolloutRecord:
-    """From release 3 to release 2, as from the page of releases; devices send their stored reports."""
+    """From release 3 to release 2, as from the page of releases; devices compare release 2 with release 3."""
     with audit.acting(db, "main", ANNA, "start", "2"):
         actions.start(PageContext(db, "main"), "2")
     record = rollouts.current(db, "main")
     assert record
-    for device, (before, after, _) in ACCURACIES.items():
+    for device, (_, after, before) in ACCURACIES.items():
         reported(db, device, f"rel-2-again-{record.number}", 2, before, after)
     completed(db, record.number)
     return record
@@ -124,16 +125,21 @@ def test_a_roll_out_that_is_rolled_back_before_its_end_says_from_where_to_where(
     assert "Rolled back from release 4 to 3. Not measured yet" in shown
 
 
-def test_a_stored_report_that_is_sent_again_has_no_before(db: Database) -> None:
+def test_a_device_that_came_back_shows_the_accuracy_on_the_release_that_it_left(db: Database) -> None:
     roll_back(db)
     rows = fleet.read(db, "main", FleetQuery()).rows
     assert {row.device: (row.before, row.after) for row in rows} == {
-        "pi-0": (None, 0.96),
-        "pi-1": (None, 0.96),
+        "pi-0": (0.97, 0.96),
+        "pi-1": (0.95, 0.96),
     }
-    reported(db, "pi-0", "refit", 2, 0.96, 0.94)  # a new fit measures it
-    (row,) = fleet.read(db, "main", FleetQuery(search="pi-0")).rows
-    assert (row.before, row.after) == (0.96, 0.94)
+    compared = compare.releases(db, "main", 3, 2)
+    assert not compared.same_images and (compared.before, compared.after) == (
+        {"pi-0": 0.97, "pi-1": 0.95},
+        {"pi-0": 0.96, "pi-1": 0.96},
+    )
+    assert compare.releases(db, "main", 1, 2).before == {"pi-0": 0.93, "pi-1": 0.94}, (
+        "as before the roll-back"
+    )
 
 
 def test_a_simulated_local_only_baseline_of_the_run_is_shown(db: Database, tmp_path: Path) -> None:

@@ -115,6 +115,8 @@ def test_a_release_with_the_extractor_of_an_earlier_one_is_compared_with_the_one
         report = server.wait_for("pi-01", "rpt", number=4)
         assert (report.id, report.error) == (back, "")
         assert report.metrics[AFTER] == low
+        assert report.metrics[BEFORE] == found[AFTER], "that of the release that it leaves"
+        assert report.metrics["test_samples.lost"] > report.metrics["test_samples.gained"]
 
 
 def test_with_few_images_the_head_is_fitted_on_all_and_compared_by_cross_validation(site: Site) -> None:
@@ -205,6 +207,22 @@ def test_a_head_is_fitted_again_only_when_images_or_extractor_are_new(site: Site
         runner.deliver(device, DataChanged(device.state.capability))
         last = server.wait_for("pi-01", "rpt", lambda report: report.id not in ("rel-1", again.id))
         assert last.samples == 30 and len(fitter.fits) == 2
+
+
+def test_a_worse_head_on_the_same_release_is_not_served(site: Site) -> None:
+    """The guard holds for a release that the device has long served, too."""
+    server, holding = site.server, [FIRST]
+    site.serve(site.publish())
+    device = guarded(site.home, Counting(), holding)
+    with running(device, connect=site.connect) as runner:
+        served = server.wait_for("pi-01", "rpt").metrics[AFTER]
+        server.ack("pi-01", "rel-1")
+        wrong = Samples(FIRST.train.x, 1 - FIRST.train.y)
+        holding[0] = ClientData(wrong, FIRST.validation, FIRST.test)
+        runner.deliver(device, DataChanged(device.state.capability))
+        assert server.wait_for("pi-01", "rpt", lambda report: report.id != "rel-1").error == "worse"
+    (stored,) = Store(site.home).heads()
+    assert stored.parcel.report.metrics[AFTER] == served
 
 
 @pytest.mark.parametrize(
