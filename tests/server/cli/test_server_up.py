@@ -74,7 +74,8 @@ def test_a_server_between_runs_serves_devices_that_join_whatever_process_is_kill
                 lines
             )
             assert not [line for line in lines if "lost" in line or "trying again" in line], lines
-            assert [line for line in lines if "handed over to server" in line and "as planned" in line], lines
+            planned = lambda line: "handed over to server" in line and "as planned" in line  # noqa: E731
+            assert stage.eventually(lambda: any(map(planned, lines)), START_S), lines
             os.kill(run.pid, signal.SIGKILL)
             assert becomes("up"), lines
             assert has_joined("h2"), lines
