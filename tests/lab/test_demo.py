@@ -451,7 +451,7 @@ def test_the_next_command_can_be_typed_as_printed(tmp_path, monkeypatch, on_path
         (["--secure"], ""),
         (["--keep", "--secure"], ""),
         ([], "round 1/1"),
-        (["--secure"], "broker | "),
+        (["--secure"], "broker  | "),
     ],
     ids=["plaintext", "mTLS", "kept", "interrupted", "interrupted early"],
 )

@@ -252,6 +252,7 @@ def dots(counts: Mapping[str, Sequence[int]]) -> Chart | None:
     points = [
         {
             "name": f"{device}, class {label}: {count:,} samples",
+            "device": device,
             "value": [label, place],
             "symbolSize": size(count),
         }

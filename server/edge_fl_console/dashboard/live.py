@@ -18,7 +18,7 @@ from edge_fl.wire.roles import NotPermittedError
 from edge_fl_console.dashboard.actions import ACTIONS, Question, recorded_as, require
 from edge_fl_console.dashboard.charts import Chart
 from edge_fl_console.dashboard.context import PageContext
-from edge_fl_console.dashboard.parts import PageColumn, cells, place
+from edge_fl_console.dashboard.parts import PageColumn, cells
 from edge_fl_server.registry import audit
 
 EVERY_S = 1.5
@@ -26,6 +26,11 @@ NOTICE_MS, ERROR_MS = 5_000, 20_000
 SIGNED_OUT = "the sign-in has expired or was revoked: reload the page to sign in"
 PLAIN: dict[str, Any] = {"color": "plain", "textColor": "plain"}  # the style sheet has the colours
 PRESSED = "(event) => { const at = event.target.closest('[data-act]'); if (at) emit(at.dataset.act); }"
+OPEN_DEVICE = (
+    "(event) => { const device = event.componentType === 'yAxis' ? event.value : event.data?.device;"
+    " if (device) window.location.assign('/device/' + encodeURIComponent(device)); }"
+)
+"""Opens the page of a device in whose row of a chart a label or point is clicked; also before the page is connected, as a link does."""
 CELL = """
 <q-td :props="props" :data-label="props.col.label" :class="{bare: ['', '–'].includes(props.value)}">
   <span v-html="props.value"></span>
@@ -140,7 +145,7 @@ class PageBoard:
             if not elements:  # only now, as ECharts needs a visible element
                 with sheet:
                     elements.append(ui.echart(chart.options, renderer="svg"))
-                    elements[0].on("componentClick", partial(_open_device, elements[0]), ["value"])
+                    elements[0].on("componentClick", js_handler=OPEN_DEVICE)
             legend.set_content(chart.legend)
             update(elements[0], "options", chart.options)
             elements[0].style(f"height: {chart.height}px; {chart.width}")
@@ -228,15 +233,3 @@ async def _confirmed(question: Question) -> bool:
     if not dialog.is_deleted:  # with its tab
         dialog.delete()
     return answer
-
-
-def _open_device(chart: ui.echart, event: Any) -> None:
-    """`value` is a label of the y axis, or a point's [..., place on that axis]."""
-    axis, device = chart.options["yAxis"], event.args.get("value")
-    if not axis.get("triggerEvent"):
-        return
-    if isinstance(device, list):
-        at = place(device[1] if len(device) > 1 else None)
-        device = axis["data"][at] if at < len(axis["data"]) else None
-    if device in axis["data"]:
-        ui.navigate.to(f"/device/{device}")

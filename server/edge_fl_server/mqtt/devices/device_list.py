@@ -99,8 +99,9 @@ def devices(
     Raises ConnectError, and InputError for a fleet that is neither in the registry nor on the broker, or an unknown column to `sort` by.
     With the CAs of the devices' certificates (`authorities`) the signatures on their states are checked.
     """
-    if sort not in (known := [name for name in COLUMNS if name != "words"]):
-        raise InputError(f"--sort {sort}: no column{nearest(sort, known)}", "nothing was listed")
+    columns = [name for name in COLUMNS if name != "words"]
+    if sort not in columns:
+        raise InputError(f"--sort {sort}: no column{nearest(sort, columns)}", "nothing was listed")
     topics = Topics(checked(fleet, "fleet"))
     chosen = set(selected(db, fleet, where)) if where else None
     registered = {record.device: record for record in listed(db, fleet)}
