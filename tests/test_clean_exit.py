@@ -104,7 +104,7 @@ def test_a_simulated_clients_leaves_nothing(
 @pytest.mark.parametrize("number", [TERM, pytest.param(KILL, marks=LATER)])
 def test_a_demo_leaves_nothing(number: signal.Signals, mosquitto_program: Program, tmp_path: Path) -> None:
     with running(edge_fl("demo", "--rounds", "100"), tmp_path) as command:
-        command.wait_for(lambda: command.says("fleet  |") and command.says("round 1/"))
+        command.wait_for(lambda: command.says("round 1/"))
         os.kill(command.process.pid, number)
         command.require_clean_end(command.shared(), 3 * END_S)  # three commands, in order
         assert not command.says("Traceback")
