@@ -246,6 +246,11 @@ def gaps(dataset: Dataset, split: Split) -> list[str]:
     ]
 
 
+def described(dataset: Dataset, split: Split) -> str:
+    """Samples per client and class, as text, then a line about classes that nothing can be learned of."""
+    return "\n".join([histogram_text(dataset, split), *gaps(dataset, split)])
+
+
 def histogram(dataset: Dataset, split: Split) -> Indices:
     """Samples per client and class, int64 [clients, classes]."""
     owned = zip(split.train, split.validation, split.test, strict=True)

@@ -94,7 +94,7 @@ class DemoPlan:
 
     def histogram(self) -> str:
         """Images per device and class, as text."""
-        return partition.histogram_text(self.dataset, self.split)
+        return partition.described(self.dataset, self.split)
 
 
 @dataclass(frozen=True)

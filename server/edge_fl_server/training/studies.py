@@ -67,11 +67,7 @@ class Study:
 
     def histogram(self) -> str:
         """Samples per client and class, as text, then a line about classes that nothing can be learned of."""
-        lines = [
-            partition.histogram_text(self.dataset, self.split),
-            *partition.gaps(self.dataset, self.split),
-        ]
-        return "\n".join(lines)
+        return partition.described(self.dataset, self.split)
 
     def with_method(self, method: msgspec.Struct) -> "Study":
         """The same data and split with another method."""
