@@ -51,11 +51,20 @@ def stop_of(error: KeyboardInterrupt) -> Stop:
 
 @contextmanager
 def serving(show: Callable[[str], object]) -> Iterator[None]:
-    """A block that serves until a signal stops it, which is its planned end; `show` receives how, in words."""
+    """A block that serves until a signal stops it, which is its planned end; `show` receives how, in words.
+
+    A shell sets SIGINT to ignored for what a script starts with "&"; here it stops the block also then, as it stops brokers and agents.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_ignored := is_main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
     except KeyboardInterrupt as error:
         show(stop_of(error).words)
+    finally:
+        if is_ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def name(code: int) -> str:

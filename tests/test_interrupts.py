@@ -46,6 +46,22 @@ def test_a_signal_during_an_import_is_raised_once_after_it(
     assert done.stdout.splitlines() == ["imported", ending, "True True"], done.stderr
 
 
+@pytest.mark.parametrize("handler", ["default_int_handler", "SIG_IGN"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_what_serves_ends_by_either_signal_also_in_the_background_of_a_script(
+    name: str, handler: str
+) -> None:
+    """A shell sets SIGINT to ignored for a command that a script starts with "&"."""
+    serving = (
+        f"with serving(print):\n            signal.raise_signal(signal.{name})\n        print('goes on')"
+    )
+    code = COMMAND.replace("HANDLER", handler).replace("import interrupting", "import interrupting, serving")
+    code = code.replace("import slow", serving).replace("time.sleep(0.5)", "")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    how = {"SIGINT": "stopped by Ctrl-C", "SIGTERM": "stopped by SIGTERM"}[name]
+    assert done.stdout.splitlines() == [how, "goes on", "not interrupted", "True True"], done.stderr
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_outside_an_import_is_raised_at_once(name: str, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("")

@@ -95,6 +95,7 @@ def test_commands_and_the_certificate_authority_record_their_actions(
     fleets.claim(db, "main")
     Repository(Path("runs/releases/main"))
     registered_devices.record(db, [DeviceRecord("main", f"pi-{number}", "ready") for number in range(5)])
+    registered_devices.quarantine(db, "main", "pi-1", "3 reports rejected")
     done = [
         ("fleet enrol pi-0 --baked", "enrol", "pi-0"),
         ("fleet enrol --role viewer ann", "enrol", "viewer-ann"),
@@ -124,6 +125,27 @@ def test_commands_and_the_certificate_authority_record_their_actions(
     rows = [(row.action, row.target) for row in audit.listed(db, "main")]
     assert sorted(rows) == sorted([*((action, target) for _, action, target in done), ("enrol", "kitchen")])
     assert {row.result for row in audit.listed(db, "main")} == {"done"}
+
+
+def test_a_command_that_finds_nothing_to_do_is_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    db = Database.open("runs/server/registry.sqlite")
+    registered_devices.record(db, [DeviceRecord("main", f"pi-{number}", "ready") for number in range(3)])
+    registered_devices.quarantine(db, "main", "pi-0", "3 reports rejected")
+    registered_devices.remove(db, "main", "pi-2", "decommissioned")
+    for words in (
+        "fleet admit pi-0",
+        "fleet admit pi-1",
+        "fleet admit pi-0",
+        "fleet decommission pi-2 --yes",
+    ):
+        assert main(words.split()) == 0
+    assert [(row.action, row.target) for row in audit.listed(db, "main")] == [("admit", "pi-0")]
+    assert "pi-1: not in quarantine; nothing was changed" in capsys.readouterr().err
+    assert main(["fleet", "admit", "pi-2"]) == 0
+    assert "pi-2: in the fleet again" in capsys.readouterr().err
 
 
 def test_a_revocation_from_the_dashboard_has_one_row_of_who_did_it(

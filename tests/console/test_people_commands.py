@@ -40,6 +40,7 @@ def test_tokens_and_admissions_by_command_are_in_the_log(
     assert "boss: expected viewer, operator, releaser" in capsys.readouterr().err
     assert main(["token", "renew", "ann", *where]) == 0
     assert main(["token", "revoke", "ann", *where]) == 0
+    registered_devices.quarantine(db, "main", "pi-1", "3 reports rejected")
     assert main(["fleet", "admit", "pi-1", *where]) == 0
     assert main(["token", "list", *where]) == 0
     printed = capsys.readouterr().out

@@ -7,7 +7,7 @@ while it cannot tell, so that its alerts stay as they are.
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from edge_fl.failures import SIGNATURE, Failure
 from edge_fl.fields import Name
 from edge_fl.files.paths import text
 from edge_fl.wire import identity
+from edge_fl.wire.transport import LIMITS
 from edge_fl_console.alerts import stored
 from edge_fl_console.failure_texts import alerted, quarantined
 from edge_fl_server import selectors
@@ -78,16 +79,21 @@ class RuleKind:
 
 
 def silent(place: RulePlace, limit: float) -> Found:
-    """Devices without a connection; the time before this server was online does not count."""
+    """Devices without a connection."""
+    online = fleets.presence(place.db, place.fleet).online
+    return _gone_for(place, limit, SILENT) if online else None
+
+
+def _gone_for(place: RulePlace, limit: float, statuses: Sequence[str]) -> dict[str, str]:
+    """Devices of these statuses for at least `limit` seconds; the time before the server was online, or since it left, does not count."""
     presence = fleets.presence(place.db, place.fleet)
-    if not presence.online:
-        return None
-    since_s = datetime.fromisoformat(presence.since).timestamp()
+    changed_s = datetime.fromisoformat(presence.since).timestamp() if presence.since else 0.0
+    begin_s, end_s = (changed_s, place.now_s()) if presence.online else (0.0, changed_s or place.now_s())
     found = {}
-    query = devices.c.status.in_(SILENT) & (devices.c.seen_at != "")
+    query = devices.c.status.in_(statuses) & (devices.c.seen_at != "")
     for name, status, seen_at in _rows(place, query, devices.c.status, devices.c.seen_at):
         seen_s = datetime.fromisoformat(seen_at).timestamp()
-        if place.now_s() - max(seen_s, since_s) >= limit:
+        if end_s - max(seen_s, begin_s) >= limit:
             found[name] = _gone(status, seen_at)
     return found
 
@@ -101,9 +107,11 @@ def failing(place: RulePlace, limit: float) -> Found:
 
 
 def lost(place: RulePlace, limit: float) -> Found:
-    """Devices whose connection broke."""
-    query = _rows(place, devices.c.status == "lost", devices.c.status, devices.c.seen_at)
-    return {name: _gone(status, seen_at) for name, status, seen_at in query}
+    """Devices whose connection broke, and that did not connect again in the usual time.
+
+    A broker that ends, or restarts for a changed access list, says of every device that its connection broke, and ends the server's, too.
+    """
+    return _gone_for(place, limit, ("lost",))
 
 
 def outlier(place: RulePlace, limit: float) -> Found:
@@ -220,7 +228,7 @@ def signatures(place: RulePlace, limit: float) -> Found:
 KINDS = {
     "quarantine": RuleKind(0, "", quarantine),
     "failing": RuleKind(0, "", failing),
-    "lost": RuleKind(0, "", lost),
+    "lost": RuleKind(2 * LIMITS.max_retry_s, "seconds without a connection", lost),
     "silent": RuleKind(3600, "seconds without a connection", silent),
     "disk": RuleKind(500, "MB", disk),
     "certificate": RuleKind(30, "days", certificate),

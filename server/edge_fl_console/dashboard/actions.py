@@ -262,7 +262,8 @@ def _ask_admit(context: PageContext, device: str) -> Question:
 
 
 def admit(context: PageContext, device: str) -> str:
-    """End the quarantine of a device."""
+    """End the quarantine of a device. Raises InputError if it is not in quarantine any more."""
+    standing.reason(context.db, context.fleet, device)
     registered_devices.readmit(context.db, context.fleet, device)
     return f"{device}: quarantine ended."
 

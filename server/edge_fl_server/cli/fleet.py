@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence, Set
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -164,10 +164,14 @@ def admit(
 
     with registry(place) as db:
         known = _known(db, place.fleet, device)
-        with acting(db, place.fleet, "admit", device):
-            registered_devices.readmit(db, place.fleet, device)
-    done = f"quarantine ended ({known.quarantine})" if known.quarantine else "not in quarantine"
-    print_status(f"{device}: {done}")
+        if known.quarantine or known.removed:
+            with acting(db, place.fleet, "admit", device):
+                registered_devices.readmit(db, place.fleet, device)
+    reasons = (
+        f"quarantine ended ({known.quarantine})" * bool(known.quarantine),
+        known.removed and "in the fleet again",
+    )
+    print_status(f"{device}: {', '.join(filter(None, reasons)) or 'not in quarantine; nothing was changed'}")
     if known.revoked:
         print_status(f"{device}: still blocked, {known.blocked_why}")
 
@@ -420,7 +424,8 @@ def decommission(
                 f"Decommission {device} (last seen {known.seen_at[:10] or 'never'})? Its certificate is revoked for good.",
                 yes,
             )
-        with acting(db, place.fleet, "decommission", device):
+        doing = nullcontext() if known.removed else acting(db, place.fleet, "decommission", device)
+        with doing:
             _revoke(device, identities)  # first: repeating the command after an interruption completes it
             registered_devices.remove(db, place.fleet, device, known.removed or "decommissioned")
     print_status(f"{device}: decommissioned; its history stays in the registry; {SERVER_CLEARS}")

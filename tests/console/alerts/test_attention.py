@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,9 @@ def db(database_url: str) -> Iterator[Database]:
     registered_devices.set_revoked(db, "main", ["revoked"])
     registered_devices.score(db, "main", {"outlier": 2.0, "several": 1.0})
     with db.writing() as connection:
+        lost = ["lost", "several", "revoked"]
+        minute_ago = (datetime.now(UTC) - timedelta(minutes=1)).isoformat(timespec="milliseconds")
+        connection.execute(update(devices).where(devices.c.device.in_(lost)).values(seen_at=minute_ago))
         old = devices.c.device.in_(["silent", "lost-long-ago"])
         connection.execute(update(devices).where(old).values(seen_at="2020-01-01T00:00:00.000+00:00"))
     yield db

@@ -72,6 +72,22 @@ def test_a_silent_device_has_had_no_connection_while_a_server_was_online(place: 
     )
 
 
+def test_a_broker_that_restarts_makes_no_device_lost_that_returns_in_the_usual_time(place: RulePlace) -> None:
+    """It says of all that their connections broke; the server's own connection breaks, too, and returns before some of them."""
+    for name, ago_s in (("just", 5), ("late", 40)):
+        add(place, name, "lost")
+        seen(place, name, ago_s)
+    server_online(place, since_s=10)
+    left = servers.update().values(online=False, since_s=int(time.time()) - 30)
+    with place.db.writing() as connection:
+        connection.execute(left)
+    assert found(place, "lost") == {}  # nobody can say it before the server is back
+    server_online(place, since_s=10)
+    assert found(place, "lost") == {}
+    server_online(place, since_s=400)
+    assert (found(place, "lost") or {}).keys() == {"late"}
+
+
 def test_devices_with_drift_quarantine_a_full_disk_or_an_old_certificate_are_named(place: RulePlace) -> None:
     soon, later = int(time.time()) + 5 * DAY_S, int(time.time()) + 300 * DAY_S
     add(place, "a", capability={"drift": 2.46, "disk_free_mb": 90, "certificate_until": soon})

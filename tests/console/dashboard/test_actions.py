@@ -161,6 +161,8 @@ def test_admit_states_the_reason_and_ends_the_quarantine(context: PageContext) -
     asked = actions.ACTIONS["admit"].ask(context, "pi-03")
     assert "the last one because its update is much larger than allowed (912)." in asked.text
     actions.ACTIONS["admit"].do(context, "pi-03")
+    with pytest.raises(InputError, match="not in quarantine"):  # somebody else was faster
+        actions.ACTIONS["admit"].do(context, "pi-03")
     assert registered_devices.blocked(context.db, "main") == {}
 
 

@@ -1,6 +1,7 @@
 """`edge-fl release ...`, with a running server and without one."""
 
 import json
+import re
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -31,6 +32,7 @@ from tools.memory_broker import InMemoryTransport
 
 AT_ONCE = RolloutConfig(stages=(1.0,))
 STAGED = RolloutConfig(stages=(0.5, 1.0))
+AT_ONCE = RolloutConfig(stages=(1.0,))
 
 
 def test_without_a_server_a_roll_out_is_carried_out_from_here(releases, stage, tmp_path) -> None:
@@ -293,6 +295,30 @@ def test_a_roll_out_whose_command_failed_is_paused_and_not_carried_out_by_the_ne
         assert not stage.eventually(lambda: rollouts.current(releases.db, "main") != paused, 2.0)
         rollout.close()
     assert [set(head.served) for head in heads] == served
+
+
+def test_a_roll_out_says_how_many_devices_have_answered_and_for_which_it_waits_until_when(
+    releases, stage, tmp_path
+) -> None:
+    """Devices that connected and left without a word still count as online until the stage has waited for them."""
+    for number in range(6):
+        stage.head(f"h{number}", tmp_path, silent=number > 0)
+    lines, listed = [], []
+
+    def report(line: str) -> None:
+        lines.append(line)
+        listed.append(releases.rows()[0]["reason"])  # of `release list`
+
+    with pytest.raises(DeadlineError) as late:
+        releases.carry_out(releases.roll_out(2, AT_ONCE), report, 6.0)
+    last_message = r"\(last message 20\d\d-\d\d-\d\d \d\d:\d\d UTC\)"
+    waits = (
+        r"running, stage 1 of 1 \(100%\), 1 of 6 devices of the stage have answered; until 20\d\d-\d\d-\d\d \d\d:\d\d UTC it waits for"
+        rf" h1 {last_message}, h2 {last_message}, h3 {last_message} and 2 more"
+    )
+    assert re.fullmatch(f"release 2: {waits}", lines[-1]), lines
+    assert re.match(f"release 2: after 6 s {waits}; it is paused", str(late.value))
+    assert listed[-1] in lines[-1] and listed[-1].startswith("1 of 6 devices")
 
 
 def test_a_roll_out_is_paused_if_the_server_that_should_carry_it_out_has_left(releases, bench: Bench) -> None:

@@ -132,6 +132,26 @@ def test_the_list_shows_a_devices_measurements_and_whether_a_server_is_online(be
     transport.close()
 
 
+def test_the_list_and_the_registry_agree_on_a_device_whose_state_cannot_be_read(stage, tmp_path):
+    db = Database.open()
+    registered_devices.record(
+        db, [DeviceRecord("main", "d1", "ready"), DeviceRecord("main", "gone", "ready")]
+    )
+    registered_devices.remove(db, "main", "gone", "decommissioned")
+    transport = stage.connect("d1", None, lambda event: None)
+    for name in ("d1", "d2", "gone"):
+        transport.publish(Packet(stage.topics.up(name, "state"), b'{"status": 7', retain=True))
+    transport.drain(60)
+    known, new = device_list.devices(stage.connect, "main", db, LeaseLimits(settle_s=0.2)).rows
+    assert (
+        known["status"] == registered_devices.get(db, "main", "d1").status == "ready"
+    )  # as `fleet changes` counts
+    assert (known["device"], new["device"], new["status"]) == ("d1", "d2", "unknown")
+    for row in (known, new):
+        assert str(row["reason"]).startswith("its state on the broker cannot be read (")
+    transport.close()
+
+
 def device(id, tier):
     return RosterDevice(
         id,

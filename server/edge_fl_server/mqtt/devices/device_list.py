@@ -2,7 +2,8 @@
 
 A restarted broker may retain the state of a device that has left since; only an online server detects this. The list therefore includes
 whether a server is online, and from the local registry, if there is one, when a server last received a message of each device, its
-outlier score, and whether its reports count. A state that its device did not sign is flagged.
+outlier score, and whether its reports count. A state that its device did not sign is flagged. Of a device without a state that can be
+read the list has the status of the registry, as the server, the dashboard and `fleet changes` have it, and says why.
 """
 
 import re
@@ -28,7 +29,7 @@ from edge_fl_server.mqtt.devices import remote_settings
 from edge_fl_server.mqtt.devices.roster import RosterDevice, fold
 from edge_fl_server.mqtt.statements import is_will, numbers_of
 from edge_fl_server.registry import Database, fleets, registered_reports, registered_tags, rollouts
-from edge_fl_server.registry.registered_devices import desired_settings, listed
+from edge_fl_server.registry.registered_devices import UNKNOWN, desired_settings, listed
 from edge_fl_server.registry.tables import DeviceRecord, ReportRecord
 from edge_fl_server.selectors import selected
 
@@ -105,25 +106,31 @@ def devices(
     topics = Topics(checked(fleet, "fleet"))
     chosen = set(selected(db, fleet, where)) if where else None
     registered = {record.device: record for record in listed(db, fleet)}
+    removed = {device for device, record in registered.items() if record.removed}
     known = {
         id: RosterDevice(id) for id, record in registered.items() if record.blocked and not record.removed
     }
     signed: dict[str, str] = {}
+    unreadable: dict[str, tuple[str]] = {}
     online = False
     patterns = [topics.server("state"), topics.up("+", "state"), topics.up("+", "meta")]
     retained = read_retained(connect, patterns, limits)
     if not retained and fleet not in (there := fleets.known(db)):
         raise InputError(f"no fleet {fleet!r} on this broker{nearest(fleet, there)}", "nothing was listed")
     for topic, payload in sorted(retained.items()):
+        address = None
         try:
             address = topics.parse(topic)
             message = decode_cleaned(payload, MESSAGES[address.kind])
-        except ProtocolError:
-            continue  # a device with another protocol version
+        except ProtocolError as error:  # such as that of a device with another protocol version
+            if address and address.kind == "state" and address.device not in removed:
+                known.setdefault(address.device, RosterDevice(address.device))
+                unreadable[address.device] = (f"its state on the broker cannot be read ({error.message})",)
+            continue
         if isinstance(message, ServerState):
             online = message.online
             continue
-        if (record := registered.get(address.device)) and record.removed:
+        if address.device in removed:
             continue  # the server clears its retained messages
         if authorities and address.kind == "state":
             signed[address.device] = _signed(address.device, fleet, payload, message, registered, authorities)
@@ -140,7 +147,7 @@ def devices(
         _row(device, registered.get(id), tagged.get(id, {}), signed.get(id, ""))
         | {"settings": _settings(desired.get(id), device)}
         | _measured(full := device.tier is Tier.FULL, (measured if full else fitted).get(id))
-        | {"reason": "; ".join(_reasons(device, registered.get(id), served))}
+        | {"reason": "; ".join((*unreadable.get(id, ()), *_reasons(device, registered.get(id), served)))}
         for id, device in sorted(known.items())
         if chosen is None or id in chosen
     ]
@@ -229,7 +236,7 @@ def _row(device: RosterDevice, record: DeviceRecord | None, tags: Tags, signed: 
     update = capability.update if capability else None
     return {
         "device": device.id,
-        "status": state.status if state else "unknown",
+        "status": state.status if state else record.status if record else UNKNOWN,
         "standing": record.blocked if record else "",
         "signed": signed,
         "score": record.outlier_score if record else None,

@@ -312,7 +312,7 @@ class ReleaseCommands:
             if time.monotonic() > until_s:
                 resume = "agent" if record.subject == "agent" else "rollout"
                 raise DeadlineError(
-                    f"{status} after {deadline_s:g} s",
+                    f"{record.name}: after {deadline_s:g} s {_status(record)}",
                     consequence=f"it is paused, 'edge-fl release {resume}' resumes it",
                 )
             time.sleep(POLL_S)

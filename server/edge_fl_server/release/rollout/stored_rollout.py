@@ -7,11 +7,15 @@ state, and stores the result. After a restart the roll-out continues from the re
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 
+from edge_fl.console.units import clock
+from edge_fl.errors import shortened
 from edge_fl.untrusted import converted
 from edge_fl.wire.messages import GONE
 from edge_fl_server.recipes.recipe import RolloutConfig
@@ -24,6 +28,7 @@ from edge_fl_server.release.rollout.stages import (
     Stages,
     advanced,
     cause,
+    missing,
     resolved,
     steered,
     widened,
@@ -36,6 +41,9 @@ log = logging.getLogger(__name__)
 
 REPLACED = "replaced by release {}"
 RETRIES = 5
+NOTE_S = 2.0
+"""Shortest time between two notes in the registry on what a stage waits for."""
+SHOWN = 3
 
 
 class StoredRollout:
@@ -52,7 +60,7 @@ class StoredRollout:
         self._db, self._fleet, self._subject = db, fleet, subject
         self._lock = threading.RLock()
         self._number, self.assignment = 0, ""
-        self._stage_began_s = time.monotonic()
+        self._stage_began_s = self._noted_s = time.monotonic()
         self._stored: tuple[RolloutState, int] = ("running", 0)
         self._resumed = False  # assignments have to be published again
         self._selection = Selection(db, fleet, "")
@@ -144,7 +152,7 @@ class StoredRollout:
             blocked = set(filter(is_blocked, self.reported))
             self.stages = advanced(self.stages, present, time.monotonic() - self._stage_began_s, blocked)
             if self.stages.stage != before[1]:
-                self._stage_began_s = time.monotonic()
+                self._stage_began_s = self._noted_s = time.monotonic()
             paused = ran and self.stages.state == "paused"  # perhaps at once after it was resumed
             if (now := (self.stages.state, self.stages.stage)) != before or paused:
                 if paused:
@@ -156,7 +164,26 @@ class StoredRollout:
                 why = cause(self.stages.reason, self.stages.stage)
                 status = what, now[0], now[1] + 1, len(self.stages.shares), f", {why}" if why else ""
                 log.log(level, "%s: %s, stage %d of %d%s", *status)
+            elif now[0] == "running" and time.monotonic() - self._noted_s > NOTE_S:
+                self._note_waiting(self.stages, *missing(self.stages, present, blocked))
             return resumed or now != before
+
+    def _note_waiting(self, stages: Stages, members: int, waited_for: Sequence[str]) -> None:
+        """Store which devices the stage waits for, and until when, as the reason of the running roll-out."""
+        self._noted_s = time.monotonic()
+        left_s = stages.plan.stage_wait_s - (self._noted_s - self._stage_began_s)
+        until = datetime.now(UTC) + timedelta(seconds=left_s)
+        answered = f"{members - len(waited_for)} of {members} devices of the stage have answered"
+        shown = [*map(self._named, waited_for[:SHOWN]), *waited_for[SHOWN:]]
+        reason = f"{answered}; until {until:%Y-%m-%d %H:%M} UTC it waits for {shortened(shown, SHOWN)}"
+        if waited_for and reason != stages.reason:
+            self.stages = replace(stages, reason=reason)
+            self._store(self._number, stages.state, stages.stage, reason)
+
+    def _named(self, device: str) -> str:
+        """A device with the time of its last message."""
+        record = registered_devices.get(self._db, self._fleet, device)
+        return f"{device} (last message {clock(record.seen_at)[:16]} UTC)" if record else device
 
     def _apply_desired(self) -> None:
         """Follow the registry: the desired state of this roll-out, or a newer roll-out that another process started."""
@@ -187,8 +214,7 @@ class StoredRollout:
     def _set(self, stages: Stages, assignment: str, stored: RolloutState = "running") -> None:
         """`stored` is the state in the registry: reports from before a restart may have aborted the roll-out, which `advance` stores."""
         self.stages, self.assignment, self._stored = stages, assignment, (stored, stages.stage)
-        self._stage_began_s = time.monotonic()
-
+        self._stage_began_s = self._noted_s = time.monotonic()
         self._selection = Selection(self._db, self._fleet, stages.plan.where)
         self._partial = []
         for record in rollouts.listed(self._db, self._fleet, self._subject):
