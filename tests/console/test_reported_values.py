@@ -43,6 +43,21 @@ def test_a_report_with_an_implausible_number_is_rejected(bench, bad, error):
     assert bench.eventually(lambda: [ack.reason for ack in wrong.acks] == ["metrics"])
 
 
+def test_work_that_failed_has_no_numbers(bench):
+    bench.device("d1")
+    failed = {"metrics": {metrics.PERSONAL_AFTER: 1.0}, "error": "out_of_memory"}
+    wrong = bench.device(
+        "d2", tamper=lambda mode, report, payload: [(msgspec.structs.replace(report, **failed), payload)]
+    )
+    bench.wait_for(full=2)
+    _, result = one_round(bench, bench.spec("fedavg"))
+    assert result.responded == ("d1",)
+    assert bench.eventually(lambda: [ack.reason for ack in wrong.acks] == ["metrics"])
+    sent = Report("r", "head", "b", 9, failed["metrics"], release=2, error="out_of_memory")
+    stored = registered_reports.record_of("main", "d2", "toy", 1, sent)
+    assert (stored.before, stored.after, stored.metrics) == (None, None, {})
+
+
 def test_a_method_s_own_number_is_taken_where_it_is_declared(bench):
     bench.device(
         "d1",

@@ -28,6 +28,7 @@ from edge_fl.wire import identity
 from edge_fl_console.alerts import stored
 from edge_fl_console.failure_texts import alerted, quarantined
 from edge_fl_server import selectors
+from edge_fl_server.mqtt.statements import suspects
 from edge_fl_server.registry import Database, fleets, registered_devices, registered_reports, rollouts
 from edge_fl_server.registry.registered_devices import of_fleet
 from edge_fl_server.registry.tables import Subject, devices
@@ -213,7 +214,7 @@ def signatures(place: RulePlace, limit: float) -> Found:
     since = datetime.fromtimestamp(place.now_s() - limit, UTC).isoformat(timespec="milliseconds")
     for reason in SIGNATURE:
         if names := registered_reports.rejected_devices(place.db, place.fleet, reason, since):
-            found[reason] = f"{reason} messages of {few(names)}; distrust the broker"
+            found[reason] = f"{reason} messages of {few(names)}; {suspects(names)}"
     return found
 
 

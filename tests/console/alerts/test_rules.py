@@ -96,6 +96,10 @@ def test_messages_that_somebody_sent_for_devices_are_one_alert_per_reason(place:
         "replayed": "replayed messages of 5 devices (a, b, c and 2 more); distrust the broker"
     }
     assert found(place, "signatures", -60) == {}  # long ago
+    registered_devices.set_revoked(place.db, "main", ["b", "c", "d", "e"])
+    assert found(place, "signatures") == {
+        "replayed": "replayed messages of 1 device (a); distrust the broker, or this device"
+    }
 
 
 def test_the_servers_disk_and_the_certificates_next_to_it_are_watched(tmp_path: Path) -> None:

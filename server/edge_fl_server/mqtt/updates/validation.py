@@ -137,7 +137,9 @@ class Validator:
 
 
 def require_numbers(report: Report, allowed: Iterable[str]) -> None:
-    """Raise RejectedError for a metric that is not declared, or whose value no correct device reports (`edge_fl.metrics.is_plausible`)."""
+    """Raise RejectedError for a metric that is not declared or not plausible (`edge_fl.metrics.is_plausible`), or of work that failed."""
+    if report.error and report.metrics:
+        raise RejectedError(Failure.METRICS, f"{min(report.metrics)!r} of work that failed ({report.error})")
     if undeclared := sorted(report.metrics.keys() - set(allowed)):
         raise RejectedError(Failure.METRICS, f"{undeclared[0]!r} is not declared")
     for name, value in report.metrics.items():
