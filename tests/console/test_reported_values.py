@@ -22,7 +22,7 @@ IMPLAUSIBLE = {
     "accuracy": {metrics.PERSONAL_AFTER: 1e308},
     "negative accuracy": {metrics.GLOBAL_TEST: -0.01},
     "count": {metrics.TEST_SAMPLES: -1.0},
-    "large count": {metrics.VALIDATION_SAMPLES: 1e10},
+    "more pictures than a board holds": {metrics.TEST_SAMPLES: 1e9},
     "magnitude": {metrics.USED_CPU: -1e300},
 }
 
