@@ -49,8 +49,10 @@ from edge_fl_server.registry.tables import (
     RunEnd,
     RunRecord,
 )
+from edge_fl_server.release.repository import Repository
 from tests.browsing import run_coroutine
 from tests.console.dashboard import filled
+from tests.devices import graphs
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 TOKEN = "a-token-of-some-length"
@@ -460,6 +462,15 @@ def test_classes_that_the_fleet_does_not_have_are_not_drawn(db: Database) -> Non
         assert "1 device (pi-x) reported some" in text and f'<dd class="big">{filled.CLASSES}</dd>' in text
         assert re.search(r"Most of one device</dt><dd[^>]*>100,000,000 <a [^>]*>pi-x</a>", text)
     assert not before.beyond and "beyond" not in data.body(before)
+
+
+def test_the_number_of_classes_is_that_of_the_newest_release_where_it_is_known(
+    db: Database, tmp_path: Path
+) -> None:
+    manifest = graphs.manifest_for(graphs.graph(), release=1)
+    Repository(tmp_path / "home" / "main").publish(manifest)
+    assert PageContext(db, "main", tmp_path / "home").classes == len(manifest.classes) > 0
+    assert PageContext(db, "main", tmp_path / "elsewhere").classes == 0 == PageContext(db, "main").classes
 
 
 def test_one_device_does_not_make_the_dots_of_all_others_equal() -> None:
