@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from sqlalchemy import ColumnElement, func, select
 
 from edge_fl import toml
-from edge_fl.console.units import few
+from edge_fl.console.units import cut_prose, deviations, few
 from edge_fl.errors import ConfigError, nearest
 from edge_fl.failures import SIGNATURE, Failure
 from edge_fl.fields import Name
@@ -96,7 +96,7 @@ def silent(place: RulePlace, limit: float) -> Found:
 def failing(place: RulePlace, limit: float) -> Found:
     """Devices that report a failure which is no normal state."""
     return {
-        name: alerted(why) or "in alert"
+        name: cut_prose(alerted(why)) or "in alert"
         for name, why in _rows(place, devices.c.status == "alert", devices.c.why)
     }
 
@@ -117,7 +117,7 @@ def drift(place: RulePlace, limit: float) -> Found:
     """Devices whose images have drifted since the last fit."""
     drifted = func.coalesce(_ABLE["drift"].as_float(), 0.0)
     return {
-        name: f"images drifted by {value:.1f} standard deviations"
+        name: f"images drifted by {deviations(value)} standard deviations"
         for name, value in _rows(place, drifted > limit, drifted)
     }
 
@@ -125,7 +125,7 @@ def drift(place: RulePlace, limit: float) -> Found:
 def quarantine(place: RulePlace, limit: float) -> Found:
     """Devices in quarantine."""
     blocked = _rows(place, devices.c.quarantine != "", devices.c.quarantine)
-    return {name: quarantined(why) for name, why in blocked}
+    return {name: cut_prose(quarantined(why)) for name, why in blocked}
 
 
 def decile(place: RulePlace, limit: float) -> Found:
