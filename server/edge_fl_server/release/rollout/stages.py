@@ -105,6 +105,12 @@ def with_outcome(stages: Stages, device: str, outcome: Outcome) -> Stages:
     return stages
 
 
+def members_of(stages: Stages, present: Collection[str], blocked: Collection[str] = ()) -> list[str]:
+    """The devices of the current stage: those that are present or have reported, without `blocked` ones."""
+    known = dict.fromkeys((*present, *stages.outcomes))
+    return [device for device in known if stages.admits(device) and device not in blocked]
+
+
 def advanced(
     stages: Stages, present: Collection[str], waited_s: float, blocked: Collection[str] = ()
 ) -> Stages:
@@ -116,8 +122,7 @@ def advanced(
     """
     if stages.state != "running":
         return stages
-    known = dict.fromkeys((*present, *stages.outcomes))
-    members = [device for device in known if stages.admits(device) and device not in blocked]
+    members = members_of(stages, present, blocked)
     missing = [device for device in members if device not in stages.outcomes]
     if missing and waited_s < stages.plan.stage_wait_s:
         return stages

@@ -7,11 +7,13 @@ state, and stores the result. After a restart the roll-out continues from the re
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 
+from edge_fl.console.units import few
 from edge_fl.untrusted import converted
 from edge_fl.wire.messages import GONE
 from edge_fl_server.recipes.recipe import RolloutConfig
@@ -24,6 +26,7 @@ from edge_fl_server.release.rollout.stages import (
     Stages,
     advanced,
     cause,
+    members_of,
     resolved,
     steered,
     widened,
@@ -36,6 +39,8 @@ log = logging.getLogger(__name__)
 
 REPLACED = "replaced by release {}"
 RETRIES = 5
+QUIET_S = 10.0
+"""A stage without a report for so long says which devices it waits for."""
 
 
 class StoredRollout:
@@ -52,7 +57,8 @@ class StoredRollout:
         self._db, self._fleet, self._subject = db, fleet, subject
         self._lock = threading.RLock()
         self._number, self.assignment = 0, ""
-        self._stage_began_s = time.monotonic()
+        self._stage_began_s = self._heard_s = time.monotonic()
+        self._waits_for: tuple[str, ...] = ()  # as stored
         self._stored: tuple[RolloutState, int] = ("running", 0)
         self._resumed = False  # assignments have to be published again
         self._selection = Selection(db, fleet, "")
@@ -128,6 +134,7 @@ class StoredRollout:
         with self._lock:
             if self.stages and assignment == self.assignment and device in self._selection:
                 self.stages = with_outcome(self.stages, device, outcome)
+                self._heard_s = time.monotonic()
 
     def advance(self, present: Collection[str], is_blocked: Callable[[str], object]) -> bool:
         """Apply the rules and the desired state for the devices that are present; whether assignments have to change.
@@ -144,19 +151,33 @@ class StoredRollout:
             blocked = set(filter(is_blocked, self.reported))
             self.stages = advanced(self.stages, present, time.monotonic() - self._stage_began_s, blocked)
             if self.stages.stage != before[1]:
-                self._stage_began_s = time.monotonic()
+                self._stage_began_s = self._heard_s = time.monotonic()
             paused = ran and self.stages.state == "paused"  # perhaps at once after it was resumed
             if (now := (self.stages.state, self.stages.stage)) != before or paused:
                 if paused:
                     rollouts.steer(self._db, self._number, "paused")  # else the next call would resume it
                 self._store(self._number, *now, self.stages.reason)
-                self._stored = now
+                self._stored, self._waits_for = now, ()
                 level = logging.INFO if now[0] in ("running", "completed") else logging.WARNING
                 what = f"{'agent ' if self._subject == 'agent' else ''}release {self.stages.release}"
                 why = cause(self.stages.reason, self.stages.stage)
                 status = what, now[0], now[1] + 1, len(self.stages.shares), f", {why}" if why else ""
                 log.log(level, "%s: %s, stage %d of %d%s", *status)
+            elif now[0] == "running":
+                self._say_what_it_waits_for(members_of(self.stages, present, blocked))
             return resumed or now != before
+
+    def _say_what_it_waits_for(self, members: Sequence[str]) -> None:
+        """Store as the reason of a running stage which devices it waits for, once no device has reported for a while."""
+        assert self.stages
+        missing = tuple(sorted(device for device in members if device not in self.stages.outcomes))
+        if missing == self._waits_for or time.monotonic() < self._heard_s + QUIET_S:
+            return
+        left_s = self._stage_began_s + self.stages.plan.stage_wait_s - time.monotonic()
+        until = datetime.now(UTC) + timedelta(seconds=left_s)
+        why = f"waits until {until:%H:%M} UTC for {few(missing)} of {len(members)}" if missing else ""
+        self._store(self._number, *self._stored, why)
+        self._waits_for = missing
 
     def _apply_desired(self) -> None:
         """Follow the registry: the desired state of this roll-out, or a newer roll-out that another process started."""
@@ -172,7 +193,8 @@ class StoredRollout:
         self._number, self.previous = record.number, record.previous or self.previous
         self._end_others(record.release, exclude=record.number)
         plan = converted({"stages": ALL_AT_ONCE, **record.plan}, RolloutConfig)
-        stages = Stages(record.release, plan, record.stage, record.state, record.reason)
+        reason = "" if record.state == "running" else record.reason
+        stages = Stages(record.release, plan, record.stage, record.state, reason)
         known = rollouts.listed(self._db, self._fleet, self._subject)
         of_release = [other for other in known if other.release == record.release]
         repeated = record.number > min(other.number for other in of_release)
@@ -187,8 +209,8 @@ class StoredRollout:
     def _set(self, stages: Stages, assignment: str, stored: RolloutState = "running") -> None:
         """`stored` is the state in the registry: reports from before a restart may have aborted the roll-out, which `advance` stores."""
         self.stages, self.assignment, self._stored = stages, assignment, (stored, stages.stage)
-        self._stage_began_s = time.monotonic()
-
+        self._stage_began_s = self._heard_s = time.monotonic()
+        self._waits_for = ()
         self._selection = Selection(self._db, self._fleet, stages.plan.where)
         self._partial = []
         for record in rollouts.listed(self._db, self._fleet, self._subject):
