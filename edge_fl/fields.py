@@ -12,8 +12,12 @@ NAME = "[a-z0-9][a-z0-9-]{0,31}"  # no command takes it for an option
 EXPECTED_NAME = "expected 1 to 32 of a-z, 0-9 and '-', not beginning with '-'"
 Name = Annotated[str, Meta(pattern=rf"^{NAME}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**40)]
+MAX_SAMPLES = 10_000_000
+"""Most samples that one device may state: more pictures than the disk of any board holds, so that no count hides those of the others."""
+Samples = Annotated[int, Meta(ge=0, le=MAX_SAMPLES)]
 Number = Annotated[int, Meta(ge=0, le=2**53)]
 Text = Annotated[str, Meta(max_length=2000)]
+ShortText = Annotated[str, Meta(max_length=200)]
 Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{2,1024}\Z")]
 Version = Annotated[str, Meta(max_length=32)]
 

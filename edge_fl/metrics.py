@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from edge_fl.fields import MAX_SAMPLES
 from edge_fl.untrusted import whole
 
 V = TypeVar("V")
@@ -88,9 +89,8 @@ COUNTS = frozenset(
 ACCURACY = "_acc"
 """Accuracies, and no other metrics, have this in their name."""
 
-MAX_COUNT = 1e9
 MAX_MAGNITUDE = 1e15
-"""Limits of a metric in a report."""
+"""Limit of a metric in a report that is neither an accuracy nor a count."""
 
 LAST = "last"
 BEST_BY_VALIDATION = "best_by_validation"
@@ -101,11 +101,11 @@ PARTICIPANTS = "participants"
 
 
 def is_plausible(name: str, value: float) -> bool:
-    """Whether a report may carry this value: accuracies in [0, 1], counts in [0, MAX_COUNT], others in [-MAX_MAGNITUDE, MAX_MAGNITUDE]."""
+    """Whether a report may carry this value: accuracies in [0, 1], counts in [0, MAX_SAMPLES], others within +-MAX_MAGNITUDE."""
     if ACCURACY in name:
         return 0 <= value <= 1
     if name in COUNTS:
-        return 0 <= value <= MAX_COUNT
+        return 0 <= value <= MAX_SAMPLES
     return abs(value) <= MAX_MAGNITUDE
 
 

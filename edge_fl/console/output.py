@@ -35,7 +35,12 @@ def is_quiet() -> bool:
 
 
 def print_status(line: str) -> None:
-    """Print one line on stderr, except under `--quiet`; as a JSON log record when logs are JSON (`edge_fl.logs`)."""
+    """Print one line on stderr, after what was printed before it, except under `--quiet`.
+
+    It is a JSON log record when logs are JSON (`edge_fl.logs`).
+    """
+    with suppress(OSError):  # the reader has gone, which the next print says
+        sys.stdout.flush()
     if logs.is_json():
         logging.getLogger("edge_fl").info(line)
     elif not is_quiet():

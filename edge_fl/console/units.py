@@ -11,6 +11,10 @@ from typing import TypeGuard
 from edge_fl.errors import InputError, shortened
 
 NOTHING = "-"
+MOST_DEVIATIONS = 100
+"""Standard deviations above which a drift is no longer a figure."""
+MAX_CELL, MAX_PROSE = 120, 400
+"""Characters of a device's text in a list: of a name, and of prose, which holds every explanation of a failure word."""
 SHOWN = 3  # names
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -51,6 +55,11 @@ def difference(
         _signed(value, digits) if _is_known(value) else NOTHING for value in (mean, low, high)
     )
     return first, second, third
+
+
+def deviations(value: float) -> str:
+    """Format a number of standard deviations: "2.5", "more than 100"."""
+    return f"{value:.1f}" if value <= MOST_DEVIATIONS else f"more than {MOST_DEVIATIONS}"
 
 
 def size(bytes: float | None) -> str:
@@ -107,6 +116,16 @@ def parse_moment(text: str, option: str, now: datetime | None = None) -> datetim
     except InputError as error:
         expected = "a day or time in UTC, such as 2026-11-23, 2026-11-23T14:00 or yesterday, or an age such as 2h or 7d"
         raise InputError(f"{option} {text!r}: expected {expected}") from error
+
+
+def cut(text: str, most: int = MAX_CELL) -> str:
+    """A text of a device for a list: its first characters, with "..." if there are more; JSON and the device's page have all."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def cut_prose(text: str) -> str:
+    """Like `cut`, for prose."""
+    return cut(text, MAX_PROSE)
 
 
 def escape(text: object) -> str:

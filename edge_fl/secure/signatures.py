@@ -135,6 +135,11 @@ def require_stated(
         raise ForgedError(error.message, Failure.FORGED) from error
 
 
+def certificate_end(signature: DeviceSignature) -> int:
+    """When the certificate of a signature that was checked ends, in seconds since 1970."""
+    return int(x509.load_der_x509_certificate(signature.certificate).not_valid_after_utc.timestamp())
+
+
 def _unsigned_fields(payload: bytes) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.json.decode(payload)
     fields.pop("signature", None)

@@ -17,7 +17,18 @@ from msgspec import Meta, Struct
 from edge_fl.blob import Blob, digest
 from edge_fl.config import MAX_CLASSES, MethodSpec
 from edge_fl.errors import ProtocolError, brief
-from edge_fl.fields import Count, DeviceSignature, Id, Name, Number, ServerSignature, Text, Version
+from edge_fl.fields import (
+    Count,
+    DeviceSignature,
+    Id,
+    Name,
+    Number,
+    Samples,
+    ServerSignature,
+    ShortText,
+    Text,
+    Version,
+)
 from edge_fl.fleet.remote_settings import DesiredSettings, SettingsStatus
 from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl.untrusted import NOT_JSON, decoder
@@ -29,7 +40,7 @@ MAX_JSON_BYTES = 256 * 1024
 MAX_JSON_DEPTH = 8
 STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
-ClassCounts = Annotated[list[Count], Meta(max_length=MAX_CLASSES)]
+ClassCounts = Annotated[list[Samples], Meta(max_length=MAX_CLASSES)]
 Metrics = Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=64)]
 TierName = Literal["head", "full"]
 Mode = Literal["serve", "train", "evaluate", "personalise", "compare", "rest"]
@@ -42,7 +53,6 @@ BOARD_NOTES = 2
 Activity = Literal["idle", "fetching", "installing", "fitting", "training", "evaluating", "reporting"]
 
 MAX_LINES = 4096
-ShortText = Annotated[str, Meta(max_length=200)]
 SettingValue = bool | int | float | ShortText
 
 
@@ -144,16 +154,16 @@ class Capability(Struct, frozen=True):
     """
 
     tier: TierName
-    machine: Text
-    python: Text
-    onnxruntime: Text = ""
+    machine: ShortText
+    python: ShortText
+    onnxruntime: ShortText = ""
     max_opset: Count = 0
     memory_mb: Count = 0
     disk_free_mb: Count = 0
-    samples: Count = 0
+    samples: Samples = 0
     samples_per_class: ClassCounts = []
     head: Text = ""
-    agent: Text = ""
+    agent: ShortText = ""
     protocol: Version = PROTOCOL
     notes: Annotated[list[Text], Meta(max_length=64)] = []
     drift: Annotated[float, Meta(ge=0, le=1e12)] = 0.0

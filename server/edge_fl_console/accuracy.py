@@ -107,11 +107,10 @@ def _head_reports(
     columns = (report.release, report.error, report.before, report.after)
     of_fleet = report.metrics[FLEET].as_float().label("of_fleet")
     serves = (devices.c.release == report.release).label("serves")
-    counts = and_(devices.c.fleet == report.fleet, devices.c.device == report.device, HEAD_ONLY)
     mine = (report.fleet == fleet) & (report.kind == "head") & (report.release > 0)
     each = (
         select(*columns, of_fleet, serves, newest.label("newest"), first.label("first"))
-        .join_from(reports, devices, counts)
+        .join_from(reports, devices, registered_reports.COUNTING)
         .where(mine)
         .subquery()
     )

@@ -18,7 +18,7 @@ COLUMNS: Columns = {
     "at": Column("time, UTC", units.clock),
     "kind": "kind",
     "subject": "about",
-    "text": Column("what", prose=True),
+    "text": Column("what", units.cut_prose, prose=True),
 }
 Row = dict[str, str]
 MINUTE = len("2026-11-28T02:54")

@@ -7,10 +7,13 @@ import msgspec
 import pytest
 
 from edge_fl import metrics
+from edge_fl.console.units import MAX_PROSE
 from edge_fl.fleet.remote_settings import ActualSetting, SettingsStatus
 from edge_fl.wire.messages import Capability, DeviceState, Log, Report, encode
+from edge_fl_console import changes
 from edge_fl_console.dashboard import prometheus
 from edge_fl_server.mqtt.device_packets import decode_cleaned, one_line
+from edge_fl_server.mqtt.devices import device_list, remote_settings
 from edge_fl_server.registry import Database, registered_reports, runs
 from edge_fl_server.registry.registered_reports import KEPT_REJECTIONS
 from edge_fl_server.registry.tables import RejectionRecord, RoundRecord, RunRecord
@@ -22,7 +25,7 @@ IMPLAUSIBLE = {
     "accuracy": {metrics.PERSONAL_AFTER: 1e308},
     "negative accuracy": {metrics.GLOBAL_TEST: -0.01},
     "count": {metrics.TEST_SAMPLES: -1.0},
-    "large count": {metrics.VALIDATION_SAMPLES: 1e10},
+    "more pictures than a board holds": {metrics.TEST_SAMPLES: 1e9},
     "magnitude": {metrics.USED_CPU: -1e300},
 }
 
@@ -41,6 +44,21 @@ def test_a_report_with_an_implausible_number_is_rejected(bench, bad, error):
     _, result = one_round(bench, bench.spec("fedavg"))
     assert result.responded == ("d1",)
     assert bench.eventually(lambda: [ack.reason for ack in wrong.acks] == ["metrics"])
+
+
+def test_work_that_failed_has_no_numbers(bench):
+    bench.device("d1")
+    failed = {"metrics": {metrics.PERSONAL_AFTER: 1.0}, "error": "out_of_memory"}
+    wrong = bench.device(
+        "d2", tamper=lambda mode, report, payload: [(msgspec.structs.replace(report, **failed), payload)]
+    )
+    bench.wait_for(full=2)
+    _, result = one_round(bench, bench.spec("fedavg"))
+    assert result.responded == ("d1",)
+    assert bench.eventually(lambda: [ack.reason for ack in wrong.acks] == ["metrics"])
+    sent = Report("r", "head", "b", 9, failed["metrics"], release=2, error="out_of_memory")
+    stored = registered_reports.record_of("main", "d2", "toy", 1, sent)
+    assert (stored.before, stored.after, stored.metrics) == (None, None, {})
 
 
 def test_a_method_s_own_number_is_taken_where_it_is_declared(bench):
@@ -89,6 +107,21 @@ def test_lines_and_states_of_a_device_reach_log_and_registry_on_one_line(bench, 
     bench.inbox.journal.reject("d2", "", 0, "r", "parts", "name\n\x1b[2J")
     (kept,) = rejections_of(bench.inbox.journal.db, "main", device="d2")
     assert kept.detail == "name  [2J"
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        *(
+            device_list.SHOWN[key]
+            for key in ("why", "machine", "agent", "agent_update", "reason", "measured")
+        ),
+        *(remote_settings.COLUMNS[key] for key in ("actual", "state")),
+        changes.COLUMNS["text"],
+    ],
+)
+def test_a_long_text_of_a_device_is_cut_in_every_table(column):
+    assert len(column.write("x" * 2000)) <= MAX_PROSE and column.write("short") == "short"
 
 
 def test_the_counter_of_rejected_reports_never_decreases():

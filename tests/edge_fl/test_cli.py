@@ -344,6 +344,16 @@ def test_quiet_silences_progress_and_nothing_else(capsys: pytest.CaptureFixture[
     assert capsys.readouterr() == ("0.98\n", "")
 
 
+def test_lines_that_are_piped_together_keep_their_order() -> None:
+    program = (
+        "from edge_fl.console.output import print_status as say\nprint('table')\nsay('answer')\nprint('end')"
+    )
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": buffered}
+    done = subprocess.run([sys.executable, "-c", program], check=True, **piped)  # type: ignore[call-overload]
+    assert done.stdout == "table\nanswer\nend\n"
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"edge-fl {__version__}\n"

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from edge_fl.fields import Tier
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure.signatures import Signer, stated
+from edge_fl.wire import identity
 from edge_fl.wire.messages import Assignment, Capability, Command, DeviceState, decode
 from edge_fl.wire.transport import Packet
 from edge_fl_broker.find import Program
@@ -244,6 +245,23 @@ def test_a_restarted_server_still_demands_signatures_until_the_operator_admits_t
     registered_devices.readmit(scene.db, "main", "pi-01")
     scene.inject(TOPICS.up("pi-01", "meta"), older)
     eventually(lambda: (found := server.roster.get("pi-01")) and found.capability == older)
+
+
+def test_the_end_of_a_certificate_is_that_of_the_certificate_and_not_what_its_device_says(
+    scene: Scene,
+) -> None:
+    server, device = scene.server(), scene.device()
+    with running(device, connect=scene.connect):
+        server.roster.wait_for(heads=1, deadline_s=90)
+        ends_s = int(identity.read(scene.home / "ca" / "pi-01").expires.timestamp())
+        assert device.state.capability.certificate_until != ends_s
+        eventually(
+            lambda: (
+                (seen := registered_devices.get(scene.db, "main", "pi-01"))
+                and seen.capability
+                and seen.capability["certificate_until"] == ends_s
+            )
+        )
 
 
 def test_many_threads_never_sign_with_one_number(scene: Scene) -> None:

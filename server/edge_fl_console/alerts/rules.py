@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from sqlalchemy import ColumnElement, func, select
 
 from edge_fl import toml
-from edge_fl.console.units import few
+from edge_fl.console.units import cut_prose, deviations, few
 from edge_fl.errors import ConfigError, nearest
 from edge_fl.failures import SIGNATURE, Failure
 from edge_fl.fields import Name
@@ -29,6 +29,7 @@ from edge_fl.wire.transport import LIMITS
 from edge_fl_console.alerts import stored
 from edge_fl_console.failure_texts import alerted, quarantined
 from edge_fl_server import selectors
+from edge_fl_server.mqtt.statements import suspects
 from edge_fl_server.registry import Database, fleets, registered_devices, registered_reports, rollouts
 from edge_fl_server.registry.registered_devices import of_fleet
 from edge_fl_server.registry.tables import Subject, devices
@@ -101,7 +102,7 @@ def _gone_for(place: RulePlace, limit: float, statuses: Sequence[str]) -> dict[s
 def failing(place: RulePlace, limit: float) -> Found:
     """Devices that report a failure which is no normal state."""
     return {
-        name: alerted(why) or "in alert"
+        name: cut_prose(alerted(why)) or "in alert"
         for name, why in _rows(place, devices.c.status == "alert", devices.c.why)
     }
 
@@ -124,7 +125,7 @@ def drift(place: RulePlace, limit: float) -> Found:
     """Devices whose images have drifted since the last fit."""
     drifted = func.coalesce(_ABLE["drift"].as_float(), 0.0)
     return {
-        name: f"images drifted by {value:.1f} standard deviations"
+        name: f"images drifted by {deviations(value)} standard deviations"
         for name, value in _rows(place, drifted > limit, drifted)
     }
 
@@ -132,7 +133,7 @@ def drift(place: RulePlace, limit: float) -> Found:
 def quarantine(place: RulePlace, limit: float) -> Found:
     """Devices in quarantine."""
     blocked = _rows(place, devices.c.quarantine != "", devices.c.quarantine)
-    return {name: quarantined(why) for name, why in blocked}
+    return {name: cut_prose(quarantined(why)) for name, why in blocked}
 
 
 def decile(place: RulePlace, limit: float) -> Found:
@@ -221,7 +222,7 @@ def signatures(place: RulePlace, limit: float) -> Found:
     since = datetime.fromtimestamp(place.now_s() - limit, UTC).isoformat(timespec="milliseconds")
     for reason in SIGNATURE:
         if names := registered_reports.rejected_devices(place.db, place.fleet, reason, since):
-            found[reason] = f"{reason} messages of {few(names)}; distrust the broker"
+            found[reason] = f"{reason} messages of {few(names)}; {suspects(names)}"
     return found
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from math import ceil, floor, isfinite, sqrt
+from statistics import median_low
 from typing import Any
 
 from msgspec import Struct
@@ -15,6 +16,7 @@ AT_A_TIME = (
 )
 FEW_POINTS = 40  # up to which each is a dot
 LARGEST_DOT, SMALLEST_DOT = 20.0, 2.4  # pixels
+MOST_USUAL = 10
 LABELLED = 12  # bars that have room for their numbers on a phone
 LEAST_RANGE = 5  # points of an axis of accuracies
 QUIET = {"color": "var(--quiet)", "fontSize": 11}
@@ -238,16 +240,21 @@ def columns(counts: Sequence[int]) -> Chart | None:
 
 
 def dots(counts: Mapping[str, Sequence[int]]) -> Chart | None:
-    """A row per device and a column per class, the area of a dot the number of samples (RepPer, Figure 3, turned)."""
+    """A row per device and a column per class, the area of a dot the number of samples (RepPer, Figure 3, turned).
+
+    The largest dot stands for MOST_USUAL times what is usual among the devices, or more, so that none makes those of all others tiny.
+    """
     classes = max(map(len, counts.values()), default=0)
-    largest = max((count for row in counts.values() for count in row), default=0)
-    if not largest:
+    tops = [top for row in counts.values() if (top := max(row, default=0))]
+    if not tops:
         return None
+    most = max(tops)
+    largest = min(most, MOST_USUAL * median_low(tops))
 
     column = max(min(44, 1100 / classes), 11)  # pixels
 
     def size(count: int) -> float:
-        return round(max(min(LARGEST_DOT, column) * sqrt(count / largest), SMALLEST_DOT), 1)
+        return round(max(min(LARGEST_DOT, column) * sqrt(min(count / largest, 1)), SMALLEST_DOT), 1)
 
     points = [
         {
@@ -279,7 +286,8 @@ def dots(counts: Mapping[str, Sequence[int]]) -> Chart | None:
     }
     shown = sorted({max(round(largest / part), 1) for part in (10, 3, 1)})
     keys = "".join(
-        f'<li><i style="width:{size(count)}px;height:{size(count)}px"></i>{count:,}</li>' for count in shown
+        f'<li><i style="width:{size(count)}px;height:{size(count)}px"></i>{count:,}{" or more" if count == largest < most else ""}</li>'
+        for count in shown
     )
     legend = f'<ul class="legend"><li>Samples of a class on a device, by the area of the dot:</li>{keys}</ul>'
     name = max(map(len, counts))

@@ -1,11 +1,13 @@
 """What all pages share: the fleet, its registry, and the folders of releases and certificates where they are on this machine."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge_fl.errors import EdgeFLError
 from edge_fl.files.paths import text
+from edge_fl.release.manifests import Manifest
 from edge_fl_console.alerts import rules
 from edge_fl_console.alerts.rules import AlertSettings
 from edge_fl_console.dashboard.auth import LOCAL, PageAccess
@@ -28,13 +30,22 @@ class PageContext:
 
     def kept(self) -> frozenset[int] | None:
         """The releases whose files still exist; None where the repository is not on this machine."""
+        manifests = self._manifests()
+        return None if manifests is None else frozenset(manifest.release for manifest in manifests)
+
+    @property
+    def classes(self) -> int:
+        """The number of the fleet's classes, by its newest release; 0 where that is unknown."""
+        return max(((one.release, len(one.classes)) for one in self._manifests() or ()), default=(0, 0))[1]
+
+    def _manifests(self) -> Sequence[Manifest] | None:
         folder = self.home / self.fleet if self.home else None
         if folder is None or not (folder / "metadata").is_dir():
             return None
         from edge_fl_server.release.repository import Repository
 
         try:
-            return frozenset(manifest.release for manifest in Repository(folder).releases())
+            return Repository(folder).releases()
         except EdgeFLError:
             return None
 

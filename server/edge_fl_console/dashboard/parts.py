@@ -12,6 +12,9 @@ from edge_fl.console.units import (
     NOTHING,
     ago,
     clock,
+    cut,
+    cut_prose,
+    deviations,
     difference,
     escape,
     mean,
@@ -35,9 +38,14 @@ TONE = {state: tone for tone, states in TONES.items() for state in states.split(
 """Colour of a state; all others are grey."""
 
 
+def told(text: object) -> str:
+    """A text, which a device may have sent, in a row."""
+    return escape(cut_prose(str(text)))
+
+
 def sigmas(value: float) -> str:
     """Drift in standard deviations; a dash for none."""
-    return f'<span class="text-warn">{value:.1f} σ</span>' if value else NOTHING
+    return f'<span class="text-warn">{deviations(value)} σ</span>' if value else NOTHING
 
 
 def decimal(value: float | None) -> str:
@@ -71,7 +79,7 @@ class PageColumn(Struct, frozen=True):
 
     label: str
     name: str
-    markup: Callable[[Any], str] = escape
+    markup: Callable[[Any], str] = told
     sortable: bool = False
     cell: Callable[[Any], str] | None = None
     minor: bool = False
@@ -190,7 +198,7 @@ def tags(given: Mapping[str, str]) -> str:
 
 def version(text: str | None) -> str:
     """A version of software; a dash for none."""
-    return f'<span class="version{_wrapped(text)}">{escape(text)}</span>' if text else NOTHING
+    return f'<span class="version{_wrapped(text)}">{escape(cut(text))}</span>' if text else NOTHING
 
 
 def device_link(device: str) -> str:

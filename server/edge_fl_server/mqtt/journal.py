@@ -79,6 +79,7 @@ class Journal:
     ) -> None:
         self.db, self.fleet = db or Database.open(), fleet
         self.lines = LogLimit()
+        self._excess_lines = LogLimit()  # a flood uses up the other ones
         self._quarantine_after = quarantine_after
         self._denied = denied
         self.on_removed: Callable[[str], None] = lambda device: None
@@ -293,7 +294,7 @@ class Journal:
             raise
 
     def _write_excess(self, device: str, dropped: int, description: str) -> None:
-        self.lines.write(log, logging.WARNING, device, "%s: %s", one_line(device), description)
+        self._excess_lines.write(log, logging.WARNING, device, "%s: %s", one_line(device), description)
         registered_devices.count_dropped(self.db, self.fleet, device, dropped)
         if not self.blocked(device):
             self._reject(RejectionRecord(self.fleet, device, "", "", 0, Failure.FLOODING, description))

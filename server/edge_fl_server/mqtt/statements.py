@@ -15,7 +15,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 GATHER_S = 1.0  # devices of this time share the first line
 PAUSE_S = 60.0  # between two lines of one kind
 FORGET_S = 3600.0  # without a message of a kind; the next one is logged again
-RULE = "they do not count; distrust the broker (docs/security.md, a compromised broker)"
+RULE = "they do not count; %s (docs/security.md, a compromised broker)"
 Numbers = dict[str, int]
 """The highest number of a device's signed messages, by kind; empty for a device that does not sign."""
 DELIVERED = "an older message was delivered to the server while the device was connected"
@@ -118,6 +118,12 @@ class _Group:
     newest: str = ""
 
 
+def suspects(devices: Collection[str]) -> str:
+    """Whom to distrust if messages in the names of these devices do not count. A device can send such messages in its own name, too."""
+    alone = ", or this device" if len(devices) == 1 else ""
+    return f"distrust the broker{alone}"
+
+
 class SignatureLog:
     """Lines about one fleet. Not thread-safe."""
 
@@ -143,7 +149,11 @@ class SignatureLog:
         for why, group in self._groups.items():
             if len(group.devices) > group.logged and now_s >= group.due_s:
                 log.warning(
-                    "%s messages of %s; the newest: %s; %s", why, few(group.devices), group.newest, RULE
+                    f"%s messages of %s; the newest: %s; {RULE}",
+                    why,
+                    few(group.devices),
+                    group.newest,
+                    suspects(group.devices),
                 )
                 group.logged, group.due_s = len(group.devices), now_s + PAUSE_S
         self._advance_outdated(standing, now_s)
@@ -194,7 +204,9 @@ class Statements:
             self._older.connected()
 
     def reject(self, address: Address, error: ForgedError) -> None:
-        """Record a message that does not count: in the log together with others, and as a rejection of its device."""
+        """Record a message that does not count: in the log together with others, and as a rejection of its device; not of a revoked one."""
+        if self._journal.blocked(address.device) == "revoked":
+            return  # its retained messages are still there
         with self._lock:
             self._log.reject(address.device, error)
         self._journal.reject(address.device, "", 0, address.kind, error.why, error.message)

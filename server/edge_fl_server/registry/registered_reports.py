@@ -20,17 +20,21 @@ from edge_fl_server.registry.tables import (
 
 KEPT_REJECTIONS = 200
 """Reasons of rejected messages that somebody else sent in a device's name."""
+COUNTING = and_(devices.c.fleet == reports.c.fleet, devices.c.device == reports.c.device, HEAD_ONLY)
+"""Joins the reports of the head-only devices whose reports count with these devices."""
 
 
 def record_of(fleet: str, device: str, run: str, round: int, report: Report) -> ReportRecord:
-    """Convert a report to its record, which has the report's fields of the same name."""
+    """Convert a report to its record, which has the report's fields of the same name. Work that failed has measured nothing."""
+    measured = {} if report.error else report.metrics
     added = {
         "fleet": fleet,
         "device": device,
         "run": run,
         "round": round,
-        "before": report.metrics.get(metrics.PERSONAL_BEFORE),
-        "after": report.metrics.get(metrics.PERSONAL_AFTER),
+        "metrics": measured,
+        "before": measured.get(metrics.PERSONAL_BEFORE),
+        "after": measured.get(metrics.PERSONAL_AFTER),
     }
     return converted(msgspec.to_builtins(report) | added, ReportRecord)
 
@@ -81,27 +85,30 @@ def _newest(db: Database, fleet: str, such: ColumnElement[bool]) -> dict[str, Re
 def accuracies_on(db: Database, fleet: str, release: int) -> dict[str, float]:
     """The newest accuracy on a release of each head-only device whose reports count."""
     row = reports.c
-    mine = (row.fleet == fleet) & (row.kind == "head") & (row.release == release) & row.after.is_not(None)
-    counts = and_(devices.c.fleet == row.fleet, devices.c.device == row.device, HEAD_ONLY)
-    query = select(row.device, row.after).join_from(reports, devices, counts).where(mine)
+    measured = (row.release == release) & row.after.is_not(None)
+    query = select(row.device, row.after).join_from(reports, devices, COUNTING).where(_heads(fleet), measured)
     return db.pairs(query.order_by(row.received_at))
 
 
 def first_pairs_on(db: Database, fleet: str, release: int) -> dict[str, tuple[float, float]]:
-    """The accuracy of each head-only device before and after its first fit on a release, measured on the same images by both models.
+    """Accuracies on the same images before and after the first fit on a release, of each head-only device whose reports count.
 
     Later reports compare with a head on the same release, or with a release from which the device came back: they are no pair.
     """
     row = reports.c
-    mine = (row.fleet == fleet) & (row.kind == "head") & (row.release == release) & (row.error == "")
-    query = select(row.device, row.before, row.after).where(mine)
-    rows = db.rows(query.order_by(row.received_at.desc(), row.id.desc()))
+    query = select(row.device, row.before, row.after).join_from(reports, devices, COUNTING)
+    mine = query.where(_heads(fleet), row.release == release)
+    rows = db.rows(mine.order_by(row.received_at.desc(), row.id.desc()))
     first = {device: (before, after) for device, before, after in rows}
     return {
         device: (before, after)
         for device, (before, after) in first.items()
         if before is not None and after is not None
     }
+
+
+def _heads(fleet: str) -> ColumnElement[bool]:
+    return and_(reports.c.fleet == fleet, reports.c.kind == "head", reports.c.error == "")
 
 
 def traffic(db: Database, fleet: str, since: str = "") -> dict[str, tuple[int, int, int]]:
@@ -152,11 +159,9 @@ def reject(db: Database, rejection: RejectionRecord, *, count: int = 1, quaranti
 
 
 def rejected_devices(db: Database, fleet: str, reason: str, since: str) -> list[str]:
-    """The devices with a message rejected for this reason since a time (ISO, UTC), ascending."""
+    """The devices with a message rejected for this reason since a time (ISO, UTC), ascending; without those that were revoked since."""
     row = rejections.c
-    query = (
-        select(row.device)
-        .distinct()
-        .where(row.fleet == fleet, row.reason == reason, row.received_at >= since)
-    )
+    revoked = select(devices.c.device).where(devices.c.fleet == fleet, devices.c.revoked)
+    such = (row.fleet == fleet) & (row.reason == reason) & (row.received_at >= since)
+    query = select(row.device).distinct().where(such, row.device.not_in(revoked))
     return sorted(row.device for row in db.rows(query))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_fl.console.units import cut_prose
 from edge_fl.errors import ConfigError
 from edge_fl.wire.messages import Report
 from edge_fl_broker.provision.authority import Authority
@@ -101,6 +102,13 @@ def test_devices_with_drift_quarantine_a_full_disk_or_an_old_certificate_are_nam
     assert (found(place, "certificate") or {}).keys() == {"a"}
 
 
+def test_what_a_device_says_makes_no_alert_unreadable(place: RulePlace) -> None:
+    add(place, "a", capability={"drift": 1e12})
+    add(place, "b", "alert", why="x" * 2000)
+    assert found(place, "drift") == {"a": "images drifted by more than 100 standard deviations"}
+    assert found(place, "failing") == {"b": cut_prose("x" * 2000)}
+
+
 def test_messages_that_somebody_sent_for_devices_are_one_alert_per_reason(place: RulePlace) -> None:
     assert found(place, "signatures") == {}
     for name in ("a", "b", "c", "d", "e"):
@@ -112,6 +120,10 @@ def test_messages_that_somebody_sent_for_devices_are_one_alert_per_reason(place:
         "replayed": "replayed messages of 5 devices (a, b, c and 2 more); distrust the broker"
     }
     assert found(place, "signatures", -60) == {}  # long ago
+    registered_devices.set_revoked(place.db, "main", ["b", "c", "d", "e"])
+    assert found(place, "signatures") == {
+        "replayed": "replayed messages of 1 device (a); distrust the broker, or this device"
+    }
 
 
 def test_the_servers_disk_and_the_certificates_next_to_it_are_watched(tmp_path: Path) -> None:

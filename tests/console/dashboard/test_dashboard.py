@@ -25,6 +25,7 @@ from edge_fl import metrics
 from edge_fl.cli import main
 from edge_fl.console import units
 from edge_fl.errors import ConfigError, InputError
+from edge_fl.fields import MAX_SAMPLES
 from edge_fl.metrics import Summary
 from edge_fl.wire.host_names import is_loopback
 from edge_fl.wire.messages import Capability
@@ -48,8 +49,10 @@ from edge_fl_server.registry.tables import (
     RunEnd,
     RunRecord,
 )
+from edge_fl_server.release.repository import Repository
 from tests.browsing import run_coroutine
 from tests.console.dashboard import filled
+from tests.devices import graphs
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 TOKEN = "a-token-of-some-length"
@@ -414,6 +417,71 @@ def test_the_area_of_a_dot_is_its_count() -> None:
     assert chart is not None
     points = {tuple(point["value"]): point["symbolSize"] for point in chart.options["series"][0]["data"]}
     assert points == {(0, 0): 20.0, (1, 0): 10.0, (1, 1): 20.0}
+
+
+def hostile(db: Database) -> None:
+    """A device whose every text and count is as large as a message may have it."""
+    text = "x" * 2000
+    able = Capability(
+        "head", "m" * 200, "3" * 200, samples=MAX_SAMPLES, samples_per_class=[MAX_SAMPLES] * 1024,
+        head=text, agent="9" * 200, notes=[text] * 64, drift=1e12,
+    )  # fmt: skip
+    capability = to_builtins(able)
+    registered_devices.record(db, [DeviceRecord("main", "pi-x", "alert", why=text, capability=capability)])
+    for number in range(3):
+        fit = ReportRecord("main", "pi-x", f"fit-{number}", text, 1, "head", 5, head=text, error=text)
+        registered_reports.accept(db, fit)
+    registered_reports.accept(db, ReportRecord("main", "pi-x", "fit", "", 0, "head", 5, head=text))
+
+
+def test_one_device_does_not_fill_the_pages_of_all(db: Database) -> None:
+    hostile(db)
+    (row,) = fleet.read(db, "main", FleetQuery(search="pi-x")).rows
+    drawn = {one.label: one.draw(row) for one in fleet.COLUMNS}
+    assert max(map(len, drawn.values())) < 1000 and "more than 100 σ" in drawn["Drift"]
+    shown = device.read(db, "main", "pi-x")
+    assert shown is not None
+    notes = device.description(shown)
+    assert notes.count("<li>") == device.MOST_NOTES + 1 and "52 further notes" in notes
+    assert len(notes) < 8000 and "x" * 121 not in device.summary(shown)
+    assert "x" * 401 not in cells(device.REPORTS[-1:], shown.reports)
+    assert all("x" * 401 not in log.text(event) for event in log.newest(db, "main"))
+
+
+def test_classes_that_the_fleet_does_not_have_are_not_drawn(db: Database) -> None:
+    before = data.read(db, "main")
+    hostile(db)
+    registered_devices.record(
+        db, [DeviceRecord("main", "a", "ready", capability={"samples": 8, "samples_per_class": [3, 5]})]
+    )
+    for known in (0, filled.CLASSES):  # without the releases as many as most devices have
+        page = data.read(db, "main", classes=known, per_page=1000)
+        assert page.beyond == ("pi-x",) and page.counts["a"] == (3, 5)
+        assert set(map(len, page.counts.values())) == {2, filled.CLASSES}
+        text = data.body(page)
+        assert "1 device (pi-x) reported some" in text and f'<dd class="big">{filled.CLASSES}</dd>' in text
+        assert re.search(r"Most of one device</dt><dd[^>]*>100,000,000 <a [^>]*>pi-x</a>", text)
+    assert not before.beyond and "beyond" not in data.body(before)
+
+
+def test_the_number_of_classes_is_that_of_the_newest_release_where_it_is_known(
+    db: Database, tmp_path: Path
+) -> None:
+    manifest = graphs.manifest_for(graphs.graph(), release=1)
+    Repository(tmp_path / "home" / "main").publish(manifest)
+    assert PageContext(db, "main", tmp_path / "home").classes == len(manifest.classes) > 0
+    assert PageContext(db, "main", tmp_path / "elsewhere").classes == 0 == PageContext(db, "main").classes
+
+
+def test_one_device_does_not_make_the_dots_of_all_others_equal() -> None:
+    honest = {"a": (100, 25), "b": (0, 100), "c": (64, 0)}
+    chart = charts.dots({**honest, "x": (10**7, 10**7)})
+    assert chart is not None
+    sizes = {tuple(point["value"]): point["symbolSize"] for point in chart.options["series"][0]["data"]}
+    assert (sizes[0, 0], sizes[1, 0], sizes[0, 3]) == (6.3, 3.2, 20.0)
+    assert "1,000 or more</li>" in chart.legend and "or more" not in getattr(
+        charts.dots(honest), "legend", ""
+    )
 
 
 def test_axes_have_names_and_the_area_of_a_dot_a_legend() -> None:

@@ -98,6 +98,27 @@ def test_a_page_and_release_compare_give_the_same_change(db: Database) -> None:
     )
 
 
+def test_only_devices_whose_reports_count_are_compared(db: Database) -> None:
+    for release in (1, 2):
+        released.record_release(db, ReleaseRecord("main", release, "toy", 1, "fedrep", "0" * 64, 100))
+    rollouts.begin(db, "main", 2, previous=1)
+    old = {"metrics": {}, "before": 0.5, "release": 1}
+    for number in range(6):
+        name = f"pi-{number}"
+        head(db, name, "r", 0.9 if number < 3 else 0.0, before=0.5)
+        earlier = ReportRecord("main", name, "old", "toy", 1, "head", 9, after=0.6, **old)
+        assert registered_reports.accept(db, earlier)
+    registered_devices.quarantine(db, "main", "pi-3", "norm")
+    registered_devices.set_revoked(db, "main", ["pi-4"])
+    registered_devices.remove(db, "main", "pi-5", "decommissioned")
+    shown, compared = accuracy.change(db, "main", 2).found, compare.releases(db, "main")
+    assert shown is not None and compared.found is not None and compared.same_images
+    assert (shown.n, shown.mean) == (compared.found.n, pytest.approx(compared.found.mean)) == (3, 0.4)
+    assert sorted(compared.before) == ["pi-0", "pi-1", "pi-2"]
+    swapped = compare.releases(db, "main", 2, 1)
+    assert not swapped.same_images and swapped.found is not None and swapped.found.n == 3
+
+
 def test_the_bar_of_a_release_is_its_share_of_all_head_only_devices(db: Database) -> None:
     released.record_release(db, ReleaseRecord("main", 2, "toy", 1, "fedrep", "0" * 64, 100))
     able = {"tier": "head"}

@@ -329,6 +329,12 @@ def test_every_list_and_map_of_a_message_has_a_largest_length(kind: type[Struct]
     "fields",
     [
         {"samples_per_class": [1] * 60_000},
+        {"samples": 2**40},
+        {"samples_per_class": [2**40]},
+        {"machine": "m" * 201},
+        {"python": "3" * 201},
+        {"onnxruntime": "1" * 201},
+        {"agent": "1" * 201},
         {"notes": ["a"] * 65},
         {"drift": 1e300},
     ],
@@ -343,7 +349,7 @@ def test_a_capability_beyond_the_limits_is_rejected(fields: dict[str, Any]) -> N
         "notes": ["a"] * 64,
     }
     assert decode(json.dumps(valid).encode(), Capability).notes
-    with pytest.raises(ProtocolError):
+    with pytest.raises(ProtocolError, match=next(iter(fields))):
         decode(json.dumps({**valid, **fields}).encode(), Capability)
 
 

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from edge_fl.cli import main
-from edge_fl.console.units import parse_moment
+from edge_fl.console.output import Format, show_table
+from edge_fl.console.units import MAX_PROSE, parse_moment
 from edge_fl.errors import InputError
 from edge_fl.metrics import PERSONAL_AFTER, TEST_SAMPLES
 from edge_fl.wire.messages import Capability, DeviceState, encode
@@ -117,6 +118,34 @@ def test_the_list_is_sorted_by_a_column_and_says_why_a_device_may_be_bad(stage: 
     assert [row["device"] for row in sorted_by("agent")] == ["b", "a", "c"]
     with pytest.raises(InputError, match=r"--sort acuracy: no column \(did you mean 'accuracy'\?\)"):
         sorted_by("acuracy")
+    transport.close()
+
+
+def test_one_device_does_not_make_the_lines_of_all_wide(
+    stage: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db, text = Database.open(), "x" * 1990
+    states = {
+        "pi-1": (DeviceState("ready", "b1"), Capability("head", "x", "3", agent="0.9.0")),
+        "pi-2": (
+            DeviceState("ready", "b1", why=text),
+            Capability("head", "m" * 200, "3", agent="9" * 200, head=text, notes=[text] * 64),
+        ),
+    }
+    transport = stage.connect("devices", None, lambda event: None)
+    for name, (state, capability) in states.items():
+        transport.publish(Packet(stage.topics.up(name, "state"), encode(state), retain=True))
+        transport.publish(Packet(stage.topics.up(name, "meta"), encode(capability), retain=True))
+    transport.drain(60)
+    registered_reports.accept(db, ReportRecord("main", "pi-2", "r", "run", 1, "head", 9, head=text))
+    listed = device_list.devices(stage.connect, "main", db, QUICK).rows
+    show_table(listed, device_list.SHOWN)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and max(map(len, lines)) < 2200
+    assert all(len(word) <= MAX_PROSE for line in lines for word in line.split("  "))
+    show_table(listed, device_list.COLUMNS, Format.JSON)
+    (whole,) = [row for row in json.loads(capsys.readouterr().out) if row["device"] == "pi-2"]
+    assert (whole["why"], whole["configured"], whole["reason"].count(text)) == (text, text, 63)
     transport.close()
 
 

@@ -22,7 +22,7 @@ from edge_fl_server.registry import Database, registered_reports, rollouts
 from edge_fl_server.release import agent_releases
 from edge_fl_server.release.export import Description, Exported
 from edge_fl_server.release.repository import Repository, now
-from edge_fl_server.release.rollout import coordinator
+from edge_fl_server.release.rollout import coordinator, stored_rollout
 from edge_fl_server.release.rollout.commands import Request
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
 from tests import agents
@@ -298,11 +298,12 @@ def test_a_roll_out_whose_command_failed_is_paused_and_not_carried_out_by_the_ne
 
 
 def test_a_roll_out_says_how_many_devices_have_answered_and_for_which_it_waits_until_when(
-    releases, stage, tmp_path
+    releases, stage, tmp_path, monkeypatch
 ) -> None:
     """Devices that connected and left without a word still count as online until the stage has waited for them."""
     for number in range(6):
         stage.head(f"h{number}", tmp_path, silent=number > 0)
+    monkeypatch.setattr(stored_rollout, "QUIET_S", 1.0)
     lines, listed = [], []
 
     def report(line: str) -> None:
@@ -313,12 +314,12 @@ def test_a_roll_out_says_how_many_devices_have_answered_and_for_which_it_waits_u
         releases.carry_out(releases.roll_out(2, AT_ONCE), report, 6.0)
     last_message = r"\(last message 20\d\d-\d\d-\d\d \d\d:\d\d UTC\)"
     waits = (
-        r"running, stage 1 of 1 \(100%\), 1 of 6 devices of the stage have answered; until 20\d\d-\d\d-\d\d \d\d:\d\d UTC it waits for"
+        r"running, stage 1 of 1 \(100%\), 1 of 6 devices answered, waits until \d\d:\d\d UTC for"
         rf" h1 {last_message}, h2 {last_message}, h3 {last_message} and 2 more"
     )
     assert re.fullmatch(f"release 2: {waits}", lines[-1]), lines
     assert re.match(f"release 2: after 6 s {waits}; it is paused", str(late.value))
-    assert listed[-1] in lines[-1] and listed[-1].startswith("1 of 6 devices")
+    assert listed[-1] in lines[-1] and listed[-1].startswith("1 of 6 devices answered")
 
 
 def test_a_roll_out_is_paused_if_the_server_that_should_carry_it_out_has_left(releases, bench: Bench) -> None:

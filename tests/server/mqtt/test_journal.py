@@ -1,5 +1,6 @@
 """The journal: screened updates in the registry, and quarantine that follows from them."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -44,6 +45,15 @@ def test_a_readmitted_device_starts_at_zero(journal):
     registered_devices.readmit(journal.db, "main", "d2")
     (d2,) = registered_devices.listed(journal.db, "main")
     assert (d2.blocked, d2.rejections, d2.outlier_score) == ("", 0, 0.0)
+
+
+def test_a_flood_is_named_also_when_the_device_has_used_up_its_lines(caplog):
+    with Journal(fleet="main") as journal:
+        for number in range(50):
+            journal.lines.write(logging.getLogger(__name__), logging.WARNING, "d1", "line %d", number)
+        journal.record_excess("d1", 900, "4,000 messages in 10 s; 900 dropped")
+        eventually(lambda: "d1: 4,000 messages in 10 s; 900 dropped" in caplog.messages)
+    assert len([line for line in caplog.messages if line.startswith("line ")]) < 50
 
 
 def test_rejections_that_end_nothing_are_stored_many_as_one_and_counted(tmp_path):

@@ -5,6 +5,8 @@ import pytest
 from edge_fl.failures import Failure
 from edge_fl.secure.signatures import ForgedError
 from edge_fl.wire.messages import Capability, DeviceState
+from edge_fl.wire.topics import Address
+from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.statements import (
     FORGET_S,
     GATHER_S,
@@ -13,8 +15,12 @@ from edge_fl_server.mqtt.statements import (
     OlderMessages,
     SignatureLog,
     Standing,
+    Statements,
 )
+from edge_fl_server.registry import registered_devices
 from tests.clock import Clock
+from tests.devices.scripted import eventually
+from tests.rejections import rejections_of
 
 INIT, READY = DeviceState("init", "b"), DeviceState("ready", "b")
 META = Capability("head", "x86_64", "3.12")
@@ -133,3 +139,16 @@ def test_devices_that_do_not_return_are_named_once(
     ]
     signatures.advance(QUIET)
     assert "nothing is lost" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize(("revoked", "rejected"), [([], ["pi-07"]), (["pi-07"], [])])
+def test_messages_that_a_revoked_device_has_left_at_the_broker_are_no_news(
+    revoked: list[str], rejected: list[str]
+) -> None:
+    with Journal(fleet="main") as journal:
+        registered_devices.set_revoked(journal.db, "main", revoked)
+        eventually(lambda: journal.blocked("pi-07") == ("revoked" if revoked else ""))
+        statements = Statements(journal)
+        statements.reject(Address("state", "pi-07"), ForgedError("older", Failure.REPLAYED))
+        db = journal.db
+    assert [one.device for one in rejections_of(db, "main")] == rejected

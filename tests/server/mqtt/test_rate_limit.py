@@ -141,7 +141,7 @@ def test_a_message_costs_the_same_among_10000_devices(limit):
     ["state", *sample(["log", "rpt", "blob", "malformed"], ["blob", "malformed"], pytest.mark.slow)],
 )
 def test_a_run_completes_next_to_a_flooding_device_which_is_quarantined(
-    real_bench, own_mosquitto, monkeypatch, kind
+    real_bench, own_mosquitto, monkeypatch, caplog, kind
 ):
     bench = real_bench
     monkeypatch.setattr(device_packets, "INTERVAL_S", 1.0)
@@ -182,4 +182,6 @@ def test_a_run_completes_next_to_a_flooding_device_which_is_quarantined(
         flooder.wait()
     assert found == [(("d1", "d2", "d3"), 1)] * 60
     assert known()["flooder"].quarantine.startswith("3 reports rejected, the last one because of flooding (")
+    named = [line for line in caplog.messages if line.startswith("flooder: ") and "dropped" in line]
+    assert len(named) > 2, "its other lines do not use up those that say that it floods"
     assert all(not known()[id].blocked and not known()[id].dropped for id in ("d1", "d2", "d3"))

@@ -4,8 +4,11 @@ import math
 
 import pytest
 import torch
+from msgspec.structs import replace
 
+from edge_fl import metrics
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
+from edge_fl.fields import MAX_SAMPLES
 from edge_fl.learn.tree import Params
 from edge_fl.methods.contract import steps
 from edge_fl.wire.messages import Report
@@ -13,6 +16,7 @@ from edge_fl_server.mqtt.updates.validation import (
     RejectedError,
     UpdateTerms,
     parts_check,
+    require_numbers,
 )
 from tests.edge_fl.methods import toy
 
@@ -50,3 +54,13 @@ def test_statistics_that_would_change_the_shape_of_the_aggregate_are_rejected(na
     key, tensor = next(iter(up[part].items()))
     with pytest.raises(RejectedError, match="parts"):
         check({**up, part: {**up[part], key: torch.stack([tensor, tensor])}}, REPORT)
+
+
+def test_more_samples_than_a_board_holds_are_rejected_by_field() -> None:
+    counted = {metrics.TEST_SAMPLES: float(MAX_SAMPLES)}
+    require_numbers(replace(REPORT, samples=MAX_SAMPLES, metrics=counted), [metrics.TEST_SAMPLES])
+    with pytest.raises(RejectedError, match=r"samples: 10000001, expected at most 10000000"):
+        require_numbers(replace(REPORT, samples=MAX_SAMPLES + 1), [])
+    counted[metrics.TEST_SAMPLES] += 1
+    with pytest.raises(RejectedError, match=r"metrics: test_samples: 1e\+07 is out of range"):
+        require_numbers(replace(REPORT, metrics=counted), [metrics.TEST_SAMPLES])

@@ -1,5 +1,7 @@
 """A roll-out in the registry: which devices count in a stage that some of them have left."""
 
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, registered_devices, rollouts
 from edge_fl_server.registry.tables import DeviceRecord
+from edge_fl_server.release.rollout import stored_rollout
 from edge_fl_server.release.rollout.gates import Outcome
 from edge_fl_server.release.rollout.stored_rollout import StoredRollout
 
@@ -71,3 +74,27 @@ def test_a_roll_out_that_is_resumed_pauses_again_while_the_reports_say_the_same(
     rollouts.steer(db, 1, "running")
     assert ended(db, rollout, *NAMES) == why
     assert rollouts.get(db, 1).desired == "paused"  # the command that resumed it does not wait any longer
+
+
+def test_a_stage_without_reports_names_the_devices_that_it_waits_for(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_rollout, "QUIET_S", 0.2)
+    rollout = StoredRollout(db, "main")
+    rollout.begin(1, PLAN, NAMES)
+    rollout.add_outcome("pi-1", rollout.assignment, Outcome())
+    assert ended(db, rollout, *NAMES) == "running: "
+    time.sleep(0.3)
+    waits = ended(db, rollout, *NAMES)
+    seen = r"\(last message \d{4}-\d\d-\d\d \d\d:\d\d UTC\)"
+    assert re.fullmatch(
+        rf"running: 1 of 3 devices answered, waits until \d\d:\d\d UTC for pi-0 {seen}, pi-2 {seen}", waits
+    )
+    again = StoredRollout(db, "main")  # a restart
+    again.add_outcome("pi-0", again.assignment, Outcome())
+    again.add_outcome("pi-1", again.assignment, Outcome())
+    assert ended(db, again, *NAMES) == waits
+    time.sleep(0.3)
+    assert re.search(rf"2 of 3 devices answered, waits until .* for pi-2 {seen}$", ended(db, again, *NAMES))
+    registered_devices.set_revoked(db, "main", ["pi-2"])
+    assert ended(db, again, "pi-0", "pi-1") == "completed: 2 of 2 devices succeeded"

@@ -12,6 +12,8 @@ from sqlalchemy import func, select
 from edge_fl.console.units import (
     NOTHING,
     clock,
+    counted,
+    cut,
     escape,
     mean,
     number,
@@ -40,6 +42,7 @@ from edge_fl_console.dashboard.parts import (
     heading,
     outlier,
     tags,
+    told,
     version,
     word,
 )
@@ -60,6 +63,8 @@ from edge_fl_server.registry.tables import (
 )
 
 NEWEST = 60
+MOST_NOTES = 12
+"""Notes of a device that its page shows; one that is well has about three."""
 
 
 class DevicePage(Struct, frozen=True):
@@ -160,7 +165,7 @@ REPORTS = (
     PageColumn("Took", "seconds", seconds),
     PageColumn("Down", "bytes_down", size),
     PageColumn("Up", "bytes_up", size),
-    PageColumn("Error", "error", lambda text: f'<span class="text-bad">{escape(text)}</span>'),
+    PageColumn("Error", "error", lambda text: f'<span class="text-bad">{told(text)}</span>'),
 )
 REQUESTS = (
     PageColumn("Requested, UTC", "requested_at", clock),
@@ -172,8 +177,8 @@ REQUESTS = (
 )
 SETTINGS = (
     PageColumn("Setting", "setting"),
-    PageColumn("Desired", "desired", lambda value: escape(shown(value))),
-    PageColumn("Actual", "actual", lambda value: escape(shown(value))),
+    PageColumn("Desired", "desired", lambda value: told(shown(value))),
+    PageColumn("Actual", "actual", lambda value: told(shown(value))),
     PageColumn("Origin", "origin"),
     PageColumn("State", "state"),
 )
@@ -240,7 +245,7 @@ def summary(page: DevicePage) -> str:
             "Release": positive(page.record.release),
             "Agent": version(able.get("agent", "")),
             "Tier": escape(able.get("tier", "")),
-            "Head": escape(head),
+            "Head": escape(cut(head)),
             "Samples": number(able.get("samples", 0)),
             "Outlier score": outlier(page.record.outlier_score),
             "Last message": since(page.record.seen_at),
@@ -304,7 +309,12 @@ def description(page: DevicePage) -> str:
         "Rejections towards quarantine": number(page.record.rejections),
         "Dropped messages": number(page.record.dropped),
     }
-    notes = "".join(f"<li>{escape(note)}</li>" for note in able.get("notes", ()))
+    said = able.get("notes", ())
+    notes = "".join(f"<li>{told(note)}</li>" for note in said[:MOST_NOTES])
+    if len(said) > MOST_NOTES:
+        notes += (
+            f"<li>{counted(len(said) - MOST_NOTES, 'further note')}: edge-fl fleet list --format json</li>"
+        )
     return f"<h2>Description</h2>{facts(shown, big=False)}" + (
         f'<ul class="notes">{notes}</ul>' if notes else ""
     )

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from nicegui import ui
 from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, case, func, null, or_, select
 
-from edge_fl.console.units import NOTHING, ago, escape, number, positive, share
+from edge_fl.console.units import NOTHING, ago, cut, escape, number, positive, share
 from edge_fl.heads.wording import DeviceWords
 from edge_fl.metrics import EPSILON, FLEET, OWN_WEIGHT, PERSONAL_AFTER, TEST_EFFECTIVE, TEST_SAMPLES
 from edge_fl_console.alerts import rules
@@ -296,7 +296,7 @@ def _filters(query: FleetQuery) -> list[ColumnElement[bool]]:
 
 
 def _named(value: str) -> str:
-    return escape(value) or NOTHING
+    return escape(cut(value)) or NOTHING
 
 
 def _status(row: FleetRow) -> str:

@@ -31,7 +31,16 @@ from edge_fl.errors import InputError
 from edge_fl.failures import SIGNATURE, Failure
 from edge_fl_console import failure_texts
 from edge_fl_console.dashboard.live import Address, PageBoard
-from edge_fl_console.dashboard.parts import TOGGLE, PageColumn, device_link, empty, heading, run_link, word
+from edge_fl_console.dashboard.parts import (
+    TOGGLE,
+    PageColumn,
+    device_link,
+    empty,
+    heading,
+    run_link,
+    told,
+    word,
+)
 from edge_fl_server.registry import Database, audit
 from edge_fl_server.registry.rollouts import NO_RUN
 from edge_fl_server.registry.tables import devices, rejections, releases, requests, rollouts, rounds, runs
@@ -285,7 +294,7 @@ def text(event: Event) -> str:
     """What happened, and how often since when."""
     often = "" if event.kind == "round" else f"{event.times:,} times "  # rounds are named in the text
     again = f' <span class="quiet">{often}since {clock(event.first)}</span>' if event.times > 1 else ""
-    return escape(plain(event)) + again
+    return told(plain(event)) + again
 
 
 def subject(event: Event) -> str:

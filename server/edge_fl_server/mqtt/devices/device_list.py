@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from edge_fl.console.tables import Column, Columns, cell_text
+from edge_fl.console.units import cut, cut_prose
 from edge_fl.errors import InputError, ProtocolError, nearest
 from edge_fl.failures import Failure
 from edge_fl.fields import Tier
@@ -48,8 +49,8 @@ COLUMNS: Columns = {
     "signed": Column("signed", rank=2),
     "score": Column("outlier score", _positive, rank=3),
     "tier": "tier",
-    "head": Column("head", prose=True),
-    "configured": Column("configured head", rank=4),
+    "head": Column("head", cut, prose=True),
+    "configured": Column("configured head", cut, rank=4),
     "tags": Column("tags", rank=3),
     "samples": Column("samples", rank=4),
     "release": Column("release", _positive),
@@ -58,15 +59,15 @@ COLUMNS: Columns = {
     "labels": Column("of"),
     "interval": Column("90 % interval"),
     "fleet": Column("fleet's head"),
-    "agent": Column("agent", rank=3),
-    "agent_update": Column("agent update", prose=True, rank=3),
+    "agent": Column("agent", cut, rank=3),
+    "agent_update": Column("agent update", cut, prose=True, rank=3),
     "settings": Column("remote settings", rank=3),
-    "machine": Column("machine", rank=5),
+    "machine": Column("machine", cut, rank=5),
     "activity": Column("activity", rank=3),
-    "why": "why",
+    "why": Column("why", cut),
     "last_seen": Column("last seen, UTC", rank=2),
-    "reason": Column("reason", prose=True),
-    "measured": Column("measured", prose=True, rank=6),
+    "reason": Column("reason", cut_prose, prose=True),
+    "measured": Column("measured", cut_prose, prose=True, rank=6),
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from edge_fl.console.tables import Column, Columns, cell_text
+from edge_fl.console.units import cut_prose
 from edge_fl.failures import Failure
 from edge_fl.fleet.remote_settings import DEFAULTS, ActualSetting, DesiredSettings, SettingsStatus
 from edge_fl.untrusted import converted
@@ -39,9 +40,9 @@ COLUMNS: Columns = {
     "device": "device",
     "setting": "setting",
     "desired": Column("desired", shown),
-    "actual": Column("actual", shown),
+    "actual": Column("actual", lambda value: cut_prose(shown(value))),
     "origin": "origin",
-    "state": Column("state", prose=True),
+    "state": Column("state", cut_prose, prose=True),
 }
 
 

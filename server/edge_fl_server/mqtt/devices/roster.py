@@ -21,6 +21,7 @@ from msgspec.structs import replace as replace_fields
 from edge_fl.errors import DeadlineError, shortened
 from edge_fl.failures import Failure
 from edge_fl.fields import Tier
+from edge_fl.secure.signatures import certificate_end
 from edge_fl.untrusted import converted
 from edge_fl.wire.messages import GONE, PROTOCOL, Capability, DeviceState
 from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
@@ -249,7 +250,10 @@ def _has_restarted(before: RosterDevice, state: DeviceState) -> bool:
 
 def _record(fleet: str, device: RosterDevice, numbers: Mapping[str, int]) -> DeviceRecord:
     state = device.state or DeviceState("init", "none")
-    capability = replace_fields(device.capability, signature=None) if device.capability else None
+    capability = device.capability
+    if capability and capability.signature and numbers.get("meta"):  # it was checked
+        capability = replace_fields(capability, certificate_until=certificate_end(capability.signature))
+    capability = replace_fields(capability, signature=None) if capability else None
     added = {"fleet": fleet, "device": device.id, "capability": msgspec.to_builtins(capability)}
     added |= {f"signed_{kind}": number for kind, number in numbers.items() if kind != "rpt"}
     return converted(msgspec.to_builtins(state) | added, DeviceRecord)

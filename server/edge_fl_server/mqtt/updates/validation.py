@@ -14,6 +14,7 @@ from msgspec import Struct
 from edge_fl.config import MethodSpec
 from edge_fl.errors import EdgeFLError, ProtocolError
 from edge_fl.failures import Failure
+from edge_fl.fields import MAX_SAMPLES
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import BUFFER, Params, Parts, from_arrays, to_arrays
 from edge_fl.methods.contract import steps, update_codec
@@ -26,7 +27,6 @@ from edge_fl.wire.messages import Mode, Report
 from edge_fl.wire.tensors import Signature
 from edge_fl_server.mqtt.device_packets import one_line
 
-MAX_SAMPLES = 10**9
 HEADER_BYTES = 1024 * 1024
 STATISTICS_BYTES = 64 * 1024 * 1024
 MAX_STEPS = 10**6  # training steps of one update, which counters such as num_batches_tracked may grow by
@@ -137,12 +137,19 @@ class Validator:
 
 
 def require_numbers(report: Report, allowed: Iterable[str]) -> None:
-    """Raise RejectedError for a metric that is not declared, or whose value no correct device reports (`edge_fl.metrics.is_plausible`)."""
+    """Raise RejectedError for a metric that is not declared or not plausible (`edge_fl.metrics.is_plausible`), or of work that failed.
+
+    Counts are not compared with those that the device announced: it may have added or deleted pictures since.
+    """
+    if report.error and report.metrics:
+        raise RejectedError(Failure.METRICS, f"{min(report.metrics)!r} of work that failed ({report.error})")
     if undeclared := sorted(report.metrics.keys() - set(allowed)):
         raise RejectedError(Failure.METRICS, f"{undeclared[0]!r} is not declared")
     for name, value in report.metrics.items():
         if not is_plausible(name, value):
             raise RejectedError(Failure.METRICS, f"{name}: {value:g} is out of range")
+    if report.samples > MAX_SAMPLES:
+        raise RejectedError(Failure.SAMPLES, f"{report.samples}, expected at most {MAX_SAMPLES}")
 
 
 def expected_of(method: Method, *, whole: bool) -> Expected:

@@ -105,16 +105,25 @@ def with_outcome(stages: Stages, device: str, outcome: Outcome) -> Stages:
     return stages
 
 
+def members_of(stages: Stages, present: Collection[str], blocked: Collection[str] = ()) -> list[str]:
+    """The devices of the current stage: those that are present or have reported, without `blocked` ones."""
+    known = dict.fromkeys((*present, *stages.outcomes))
+    return [device for device in known if stages.admits(device) and device not in blocked]
+
+
 def advanced(
     stages: Stages, present: Collection[str], waited_s: float, blocked: Collection[str] = ()
 ) -> Stages:
     """Go to the next stage or to the end, or pause if too few devices of this stage succeeded in time or they became worse.
 
+    The devices of a stage are those that are present and those that have reported, without `blocked` ones, whose reports do not count:
+    a device that left or restarts after its report is still one that succeeded or failed.
     A release in a single stage pauses only if it failed on devices and succeeded on none; devices without pictures do not count.
     """
     if stages.state != "running":
         return stages
-    members, missing = _members(stages, present, blocked)
+    members = members_of(stages, present, blocked)
+    missing = [device for device in members if device not in stages.outcomes]
     if missing and waited_s < stages.plan.stage_wait_s:
         return stages
     outcomes = [stages.outcomes[device] for device in members if device in stages.outcomes]
@@ -126,27 +135,8 @@ def advanced(
     if stages.gated and (worse := gates.doubt(stages.evidence, stages.outcomes.values(), stages.plan.gates)):
         return _paused(stages, worse)
     if stages.stage + 1 < len(stages.shares):
-        return advanced(replace(stages, stage=stages.stage + 1, reason=""), present, 0.0, blocked)
+        return advanced(replace(stages, stage=stages.stage + 1), present, 0.0, blocked)
     return replace(stages, state="completed", reason=summary)
-
-
-def missing(stages: Stages, present: Collection[str], blocked: Collection[str] = ()) -> tuple[int, list[str]]:
-    """The number of devices of the current stage, and those of them that have not reported."""
-    members, waited_for = _members(stages, present, blocked)
-    return len(members), waited_for
-
-
-def _members(
-    stages: Stages, present: Collection[str], blocked: Collection[str]
-) -> tuple[list[str], list[str]]:
-    """The devices of the current stage, and those of them that have not reported.
-
-    These are the devices that are present and those that have reported, without `blocked` ones, whose reports do not count: a device that
-    left or restarts after its report is still one that succeeded or failed.
-    """
-    known = dict.fromkeys((*present, *stages.outcomes))
-    members = [device for device in known if stages.admits(device) and device not in blocked]
-    return members, [device for device in members if device not in stages.outcomes]
 
 
 def _paused(stages: Stages, why: str) -> Stages:

@@ -8,13 +8,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 
-from edge_fl.console.units import clock
+from edge_fl.console.units import SHOWN, clock, counted
 from edge_fl.errors import shortened
 from edge_fl.untrusted import converted
 from edge_fl.wire.messages import GONE
@@ -28,7 +27,7 @@ from edge_fl_server.release.rollout.stages import (
     Stages,
     advanced,
     cause,
-    missing,
+    members_of,
     resolved,
     steered,
     widened,
@@ -41,9 +40,8 @@ log = logging.getLogger(__name__)
 
 REPLACED = "replaced by release {}"
 RETRIES = 5
-NOTE_S = 2.0
-"""Shortest time between two notes in the registry on what a stage waits for."""
-SHOWN = 3
+QUIET_S = 10.0
+"""A stage without a report for so long says which devices it waits for."""
 
 
 class StoredRollout:
@@ -60,7 +58,8 @@ class StoredRollout:
         self._db, self._fleet, self._subject = db, fleet, subject
         self._lock = threading.RLock()
         self._number, self.assignment = 0, ""
-        self._stage_began_s = self._noted_s = time.monotonic()
+        self._stage_began_s = self._heard_s = time.monotonic()
+        self._waits_for: tuple[str, ...] = ()  # as stored
         self._stored: tuple[RolloutState, int] = ("running", 0)
         self._resumed = False  # assignments have to be published again
         self._selection = Selection(db, fleet, "")
@@ -136,6 +135,7 @@ class StoredRollout:
         with self._lock:
             if self.stages and assignment == self.assignment and device in self._selection:
                 self.stages = with_outcome(self.stages, device, outcome)
+                self._heard_s = time.monotonic()
 
     def advance(self, present: Collection[str], is_blocked: Callable[[str], object]) -> bool:
         """Apply the rules and the desired state for the devices that are present; whether assignments have to change.
@@ -152,35 +152,37 @@ class StoredRollout:
             blocked = set(filter(is_blocked, self.reported))
             self.stages = advanced(self.stages, present, time.monotonic() - self._stage_began_s, blocked)
             if self.stages.stage != before[1]:
-                self._stage_began_s = self._noted_s = time.monotonic()
+                self._stage_began_s = self._heard_s = time.monotonic()
             paused = ran and self.stages.state == "paused"  # perhaps at once after it was resumed
             if (now := (self.stages.state, self.stages.stage)) != before or paused:
                 if paused:
                     rollouts.steer(self._db, self._number, "paused")  # else the next call would resume it
                 self._store(self._number, *now, self.stages.reason)
-                self._stored = now
+                self._stored, self._waits_for = now, ()
                 level = logging.INFO if now[0] in ("running", "completed") else logging.WARNING
                 what = f"{'agent ' if self._subject == 'agent' else ''}release {self.stages.release}"
                 why = cause(self.stages.reason, self.stages.stage)
                 status = what, now[0], now[1] + 1, len(self.stages.shares), f", {why}" if why else ""
                 log.log(level, "%s: %s, stage %d of %d%s", *status)
-            elif now[0] == "running" and time.monotonic() - self._noted_s > NOTE_S:
-                self._note_waiting(self.stages, *missing(self.stages, present, blocked))
+            elif now[0] == "running":
+                self._say_what_it_waits_for(members_of(self.stages, present, blocked))
             return resumed or now != before
 
-    def _note_waiting(self, stages: Stages, members: int, waited_for: Sequence[str]) -> None:
-        """Store which devices the stage waits for, and until when, as the reason of the running roll-out."""
-        self._noted_s = time.monotonic()
-        left_s = stages.plan.stage_wait_s - (self._noted_s - self._stage_began_s)
+    def _say_what_it_waits_for(self, members: Sequence[str]) -> None:
+        """Store as the reason of a running stage which devices it waits for, once no device has reported for a while."""
+        assert self.stages
+        missing = tuple(sorted(device for device in members if device not in self.stages.outcomes))
+        if missing == self._waits_for or time.monotonic() < self._heard_s + QUIET_S:
+            return
+        left_s = self._stage_began_s + self.stages.plan.stage_wait_s - time.monotonic()
         until = datetime.now(UTC) + timedelta(seconds=left_s)
-        answered = f"{members - len(waited_for)} of {members} devices of the stage have answered"
-        shown = [*map(self._named, waited_for[:SHOWN]), *waited_for[SHOWN:]]
-        reason = f"{answered}; until {until:%Y-%m-%d %H:%M} UTC it waits for {shortened(shown, SHOWN)}"
-        if waited_for and reason != stages.reason:
-            self.stages = replace(stages, reason=reason)
-            self._store(self._number, stages.state, stages.stage, reason)
+        answered = f"{len(members) - len(missing)} of {counted(len(members), 'device')} answered"
+        names = shortened([*map(self._with_time, missing[:SHOWN]), *missing[SHOWN:]], SHOWN)
+        why = f"{answered}, waits until {until:%H:%M} UTC for {names}" if missing else ""
+        self._store(self._number, *self._stored, why)
+        self._waits_for = missing
 
-    def _named(self, device: str) -> str:
+    def _with_time(self, device: str) -> str:
         """A device with the time of its last message."""
         record = registered_devices.get(self._db, self._fleet, device)
         return f"{device} (last message {clock(record.seen_at)[:16]} UTC)" if record else device
@@ -199,7 +201,8 @@ class StoredRollout:
         self._number, self.previous = record.number, record.previous or self.previous
         self._end_others(record.release, exclude=record.number)
         plan = converted({"stages": ALL_AT_ONCE, **record.plan}, RolloutConfig)
-        stages = Stages(record.release, plan, record.stage, record.state, record.reason)
+        reason = "" if record.state == "running" else record.reason
+        stages = Stages(record.release, plan, record.stage, record.state, reason)
         known = rollouts.listed(self._db, self._fleet, self._subject)
         of_release = [other for other in known if other.release == record.release]
         repeated = record.number > min(other.number for other in of_release)
@@ -214,7 +217,8 @@ class StoredRollout:
     def _set(self, stages: Stages, assignment: str, stored: RolloutState = "running") -> None:
         """`stored` is the state in the registry: reports from before a restart may have aborted the roll-out, which `advance` stores."""
         self.stages, self.assignment, self._stored = stages, assignment, (stored, stages.stage)
-        self._stage_began_s = self._noted_s = time.monotonic()
+        self._stage_began_s = self._heard_s = time.monotonic()
+        self._waits_for = ()
         self._selection = Selection(self._db, self._fleet, stages.plan.where)
         self._partial = []
         for record in rollouts.listed(self._db, self._fleet, self._subject):
