@@ -13,8 +13,8 @@ WAIT_S = 30.0
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(threads, "MAX_PAUSE_S", 0.004)
+    monkeypatch.setattr(threads, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(threads, "MAX_PAUSE_S", 0.2)  # a busy machine takes 4 ms for a traceback
 
 
 def test_a_lasting_thread_starts_again_after_exceptions_and_ends_with_its_work(
@@ -35,7 +35,7 @@ def test_a_lasting_thread_starts_again_after_exceptions_and_ends_with_its_work(
     failures = [record for record in caplog.records if record.exc_info]
     assert len(failures) == 4 and "thread edge-fl-mill: unexpected error" in failures[0].getMessage()
     pauses = [record.getMessage().rsplit(maxsplit=2)[-2] for record in caplog.records if not record.exc_info]
-    assert pauses == ["0.001", "0.002", "0.004", "0.004"]
+    assert pauses == ["0.05", "0.1", "0.2", "0.2"]
 
 
 def test_a_lasting_thread_ends_when_its_owner_does() -> None:
