@@ -38,8 +38,8 @@ TONE = {state: tone for tone, states in TONES.items() for state in states.split(
 """Colour of a state; all others are grey."""
 
 
-def told(text: object) -> str:
-    """A text, which a device may have sent, in a row."""
+def cut_text(text: object) -> str:
+    """A text for a row, cut and escaped: a device may have sent it."""
     return escape(cut_prose(str(text)))
 
 
@@ -79,7 +79,7 @@ class PageColumn(Struct, frozen=True):
 
     label: str
     name: str
-    markup: Callable[[Any], str] = told
+    markup: Callable[[Any], str] = cut_text
     sortable: bool = False
     cell: Callable[[Any], str] | None = None
     minor: bool = False

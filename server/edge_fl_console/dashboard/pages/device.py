@@ -37,12 +37,12 @@ from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.parts import (
     PageColumn,
     button,
+    cut_text,
     empty,
     facts,
     heading,
     outlier,
     tags,
-    told,
     version,
     word,
 )
@@ -165,7 +165,7 @@ REPORTS = (
     PageColumn("Took", "seconds", seconds),
     PageColumn("Down", "bytes_down", size),
     PageColumn("Up", "bytes_up", size),
-    PageColumn("Error", "error", lambda text: f'<span class="text-bad">{told(text)}</span>'),
+    PageColumn("Error", "error", lambda text: f'<span class="text-bad">{cut_text(text)}</span>'),
 )
 REQUESTS = (
     PageColumn("Requested, UTC", "requested_at", clock),
@@ -177,8 +177,8 @@ REQUESTS = (
 )
 SETTINGS = (
     PageColumn("Setting", "setting"),
-    PageColumn("Desired", "desired", lambda value: told(shown(value))),
-    PageColumn("Actual", "actual", lambda value: told(shown(value))),
+    PageColumn("Desired", "desired", lambda value: cut_text(shown(value))),
+    PageColumn("Actual", "actual", lambda value: cut_text(shown(value))),
     PageColumn("Origin", "origin"),
     PageColumn("State", "state"),
 )
@@ -310,7 +310,7 @@ def description(page: DevicePage) -> str:
         "Dropped messages": number(page.record.dropped),
     }
     said = able.get("notes", ())
-    notes = "".join(f"<li>{told(note)}</li>" for note in said[:MOST_NOTES])
+    notes = "".join(f"<li>{cut_text(note)}</li>" for note in said[:MOST_NOTES])
     if len(said) > MOST_NOTES:
         notes += (
             f"<li>{counted(len(said) - MOST_NOTES, 'further note')}: edge-fl fleet list --format json</li>"

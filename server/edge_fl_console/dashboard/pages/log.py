@@ -34,11 +34,11 @@ from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.parts import (
     TOGGLE,
     PageColumn,
+    cut_text,
     device_link,
     empty,
     heading,
     run_link,
-    told,
     word,
 )
 from edge_fl_server.registry import Database, audit
@@ -294,7 +294,7 @@ def text(event: Event) -> str:
     """What happened, and how often since when."""
     often = "" if event.kind == "round" else f"{event.times:,} times "  # rounds are named in the text
     again = f' <span class="quiet">{often}since {clock(event.first)}</span>' if event.times > 1 else ""
-    return told(plain(event)) + again
+    return cut_text(plain(event)) + again
 
 
 def subject(event: Event) -> str:

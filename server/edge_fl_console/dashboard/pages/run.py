@@ -19,7 +19,16 @@ from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_BEFORE, Summary, summarise_
 from edge_fl_console.dashboard import charts
 from edge_fl_console.dashboard.charts import Chart, ChartCurve
 from edge_fl_console.dashboard.live import Address, PageBoard, update
-from edge_fl_console.dashboard.parts import PageColumn, button, empty, facts, heading, run_link, told, word
+from edge_fl_console.dashboard.parts import (
+    PageColumn,
+    button,
+    cut_text,
+    empty,
+    facts,
+    heading,
+    run_link,
+    word,
+)
 from edge_fl_server.registry import Database, fleets, runs
 from edge_fl_server.registry.registered_devices import of_fleet
 from edge_fl_server.registry.runs import RunTraffic
@@ -184,7 +193,7 @@ def _personal(row: RoundRow) -> str:
 
 
 def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {told(key.replace('_', ' '))}" for key, count in sorted(counts.items()))
+    return ", ".join(f"{count:,} {cut_text(key.replace('_', ' '))}" for key, count in sorted(counts.items()))
 
 
 def _dropped(row: RoundRow) -> str:
