@@ -44,6 +44,10 @@ BASE: dict[str, Any] = {
 }
 
 
+STILL: dict[str, Any] = {"emphasis": {"disabled": True}}
+"""For every series: ECharts calculates the colour of what the mouse is over, and hides it if that is a variable."""
+
+
 class Chart(Struct, frozen=True):
     """ECharts options, the height in pixels, a CSS rule for the width where it is not the page's, and a legend as markup."""
 
@@ -86,7 +90,7 @@ def lines(
         if curve.std:
             low = {x: max(mean - curve.std.get(x, 0.0), 0.0) for x, mean in mean_of.items()}
             high = {x: min(mean + curve.std.get(x, 0.0), 1.0) for x, mean in mean_of.items()}
-            band = {"type": "line", "stack": f"band {number}", "symbol": "none", "silent": True}
+            band = {"type": "line", **STILL, "stack": f"band {number}", "symbol": "none", "silent": True}
             band |= {"connectNulls": True, "lineStyle": {"opacity": 0}}
             series.append({**band, "id": f"low {number}", "data": _percent(low, places)})
             width = {x: high[x] - low[x] for x in low}
@@ -104,7 +108,7 @@ def lines(
                 "showAllSymbol": True,
                 "itemStyle": {"color": colour},
                 "lineStyle": {"color": colour, "width": 1.6, "type": "dashed" if curve.dashed else "solid"},
-                "emphasis": {"disabled": True},
+                **STILL,
                 "endLabel": {"show": label, ":formatter": ONE_DECIMAL, "color": "var(--ink)", "fontSize": 12},
                 "labelLayout": {"moveOverlap": "shiftY"},
             }
@@ -112,6 +116,7 @@ def lines(
         if curve.few:
             apart = _percent({x: curve.mean[x] for x in curve.few}, places)
             hollow = {
+                **STILL,
                 "symbol": "emptyCircle",
                 "symbolSize": 5,
                 "itemStyle": {"color": colour, "opacity": 0.5},
@@ -170,7 +175,7 @@ def times(curves: Sequence[TimeCurve], unit: str, *, least: float | None = None)
                 "width": 1.6,
                 "type": "dashed" if one.dashed else "solid",
             },
-            "emphasis": {"disabled": True},
+            **STILL,
         }
         for number, one in enumerate(shown)
     ]
@@ -218,6 +223,7 @@ def columns(counts: Sequence[int]) -> Chart | None:
         return None
     bars = {
         "type": "bar",
+        **STILL,
         "data": [count or None for count in counts],
         "itemStyle": {"color": "var(--s0)"},
         "barWidth": "70%",
@@ -282,7 +288,7 @@ def dots(counts: Mapping[str, Sequence[int]]) -> Chart | None:
             "inverse": True,
             "triggerEvent": True,
         },
-        "series": [{"type": "scatter", "data": points, "itemStyle": {"color": "var(--s0)"}}],
+        "series": [{"type": "scatter", **STILL, "data": points, "itemStyle": {"color": "var(--s0)"}}],
     }
     shown = sorted({max(round(largest / part), 1) for part in (10, 3, 1)})
     keys = "".join(

@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 DEVICE = filled.name(filled.WORST)
 PHONE = {"width": 390, "height": 664}  # what a browser's bars leave of a phone
 NO_CLIPBOARD = "Object.defineProperty(navigator, 'clipboard', {value: undefined})"  # without HTTPS
+DRAWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 NO_COPY = "document.execCommand = () => false"
 
 
@@ -97,8 +98,29 @@ def test_a_command_is_copied_also_without_https_or_at_least_selected(
 
 
 def test_a_name_or_a_dot_of_the_data_opens_the_device(service: Dashboard, browser: Any) -> None:
+    """Also after the mouse has been on it for as long as a person needs."""
     with visiting(browser, service.address) as visit:
         for target in (f"#main svg text:text-is('{DEVICE}')", "#main svg path[fill^='var(--s0)']"):
             visit.go("/data", "#main svg text")
-            visit.page.locator(target).first.click(force=True)
+            box = visit.page.locator(target).first.bounding_box()
+            visit.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+            if "path" in target:
+                visit.page.wait_for_selector("text=/class \\d+: [\\d,]+ samples?$/")
+            visit.page.evaluate(DRAWN)
+            visit.page.mouse.down()
+            visit.page.mouse.up()
             visit.page.wait_for_url("**/device/pi-*")
+
+
+def test_what_the_mouse_is_over_stays_visible(service: Dashboard, browser: Any) -> None:
+    """ECharts computes the colour of an element under the mouse, which it cannot do for a variable."""
+    shapes = "#main svg path[fill^='var(--s']"
+    with visiting(browser, service.address) as visit:
+        for path in ("/data", f"/device/{DEVICE}"):
+            visit.go(path, shapes)
+            visit.page.evaluate(DRAWN)
+            before = visit.page.locator(shapes).count()
+            for box in [shape.bounding_box() for shape in visit.page.locator(shapes).all()[:5]]:
+                visit.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+                visit.page.evaluate(DRAWN)
+                assert visit.page.locator(shapes).count() == before, path
