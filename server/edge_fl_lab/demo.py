@@ -41,7 +41,6 @@ from edge_fl_server.orchestrate.ending import HEADINGS
 from edge_fl_server.recipes.recipe import Recipe, dump, with_settings
 from edge_fl_server.registry import Database, registered_devices, rollouts
 from edge_fl_server.registry.database import location
-from edge_fl_server.registry.tables import RolloutRecord
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.results import Results
@@ -49,8 +48,6 @@ from edge_fl_server.runs.round_metrics import RoundMetrics
 
 DEADLINE_S = 900.0
 SILENT = ("publish", "predict")
-RETURN_S = 30.0
-POLL_S = 0.2
 GATED = 3
 """Exit code of a roll-out that a gate ended."""
 REASON = 68  # characters of a line of a reason, for a terminal of 80
@@ -276,7 +273,6 @@ def _show_gate(children: CommandProcesses, bad: CommandProcess, options: DemoOpt
             _print_line("gate", f"release {newest.release}, with shuffled weights, is stopped:")
             for line in textwrap.wrap(newest.reason, REASON):
                 _print_line("gate", f"  {line}")
-            _wait_for_return(db, newest)
         else:
             _print_line("gate", f"release {newest.release}, with shuffled weights: {newest.state}")
         serving = Counter(record.release for record in registered_devices.listed(db, FLEET))
@@ -284,15 +280,6 @@ def _show_gate(children: CommandProcesses, bad: CommandProcess, options: DemoOpt
     for release, devices in sorted(serving.items()):
         if release:
             _print_line("gate", f"{devices} of {counted(heads, 'head-only device')} serve release {release}")
-
-
-def _wait_for_return(db: Database, rollout: RolloutRecord) -> None:
-    """Wait until no device serves the release that was stopped, at most RETURN_S."""
-    until = time.monotonic() + RETURN_S
-    while time.monotonic() < until:
-        if all(record.release != rollout.release for record in registered_devices.listed(db, FLEET)):
-            return
-        time.sleep(POLL_S)
 
 
 def _predict_offline(children: CommandProcesses, plan: DemoPlan, device: str, folder: Path) -> None:

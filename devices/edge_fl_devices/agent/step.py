@@ -57,9 +57,9 @@ def step(state: AgentState, event: Event, now_s: float) -> tuple[AgentState, tup
     _HANDLERS[type(event)](context, event)
     assignments.end_overdue(context)
     assignments.begin(context)
-    _send_reports(context)
     if context.state.connected:
-        context.publish_status()
+        context.publish_status()  # before the report, after which a server may leave
+    _send_reports(context)
     return context.state, tuple(context.effects)
 
 

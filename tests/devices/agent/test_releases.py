@@ -47,6 +47,7 @@ def test_a_release_is_refreshed_fetched_installed_fitted_and_reported() -> None:
     assert only(effects.Send, finished).expiry_s == 86_400
     state = [e.message for e in finished if isinstance(e, effects.Publish)][-1]
     assert isinstance(state, DeviceState) and (state.status, state.release) == ("ready", 3)
+    assert isinstance(finished[-1], effects.Send)  # a server that leaves with this report knows the state
 
 
 def test_a_fit_under_way_is_reported_although_a_newer_release_is_assigned() -> None:
