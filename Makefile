@@ -22,7 +22,7 @@ ARGS   ?=
 CORE   := tests/edge_fl tests/broker tests/devices tests/server
 
 .DEFAULT_GOAL := help
-.PHONY: help venv wheel demo demo-secure test core ray slow nightly mutation check format docs bench bench-full bench-gpu bench-peers study dossier clean
+.PHONY: help venv wheel demo demo-secure test core ray slow timed nightly mutation check format docs bench bench-full bench-gpu bench-peers study dossier clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,19 +45,22 @@ demo: venv ## broker, server and 28 simulated devices on real digits: what a dev
 demo-secure: venv ## the same over mTLS, each device with its own certificate; also timed in plaintext
 	$(BIN)/edge-fl demo --secure --compare-plaintext $(ARGS)
 
-test: venv ## all tests except those marked slow, ray, gpu, arm64 or browser (select with ARGS='-k topics')
-	$(TEST) -n 2 --dist worksteal -m 'not slow and not ray and not gpu and not arm64 and not browser' $(ARGS)
+test: venv ## all tests except those marked slow, timed, ray, gpu, arm64 or browser (select with ARGS='-k topics')
+	$(TEST) -n 2 --dist worksteal -m 'not slow and not timed and not ray and not gpu and not arm64 and not browser' $(ARGS)
 
 # What the core is, and that it needs no extension: import-linter says so of imports, this of everything that its tests do.
 core: venv ## the same of the core alone, with all extensions blocked from import
-	EDGE_FL_WITHOUT_EXTENSIONS=1 $(TEST) -n 2 --dist worksteal -m 'not slow and not ray and not gpu and not arm64 and not browser' $(CORE) $(ARGS)
+	EDGE_FL_WITHOUT_EXTENSIONS=1 $(TEST) -n 2 --dist worksteal -m 'not slow and not timed and not ray and not gpu and not arm64 and not browser' $(CORE) $(ARGS)
 
 ray: $(RAY)/.stamp ## tests of the engine 'ray', in an environment of its own
 	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/lab/test_ray.py $(ARGS)
 
 # in one group, because the few arm64 tests take minutes in one process, next to the others
 slow: venv ## tests marked slow, arm64 or browser; those that this machine does not support are skipped
-	$(TEST) -n 2 --dist worksteal -m '(slow or arm64 or browser) and not (slow and arm64) and not ray and not gpu' $(ARGS)
+	$(TEST) -n 2 --dist worksteal -m '(slow or arm64 or browser) and not (slow and arm64) and not timed and not ray and not gpu' $(ARGS)
+
+timed: venv ## tests that measure time or memory, one at a time, because other tests would change what they measure
+	$(TEST) -m timed $(ARGS)
 
 nightly: venv ## whole sweeps, of which CI runs a sample, 10,000 examples of every fuzz test, secure sums against Flower's (hours)
 	test -x $(FLOWER)/bin/pip || $(PYTHON) -m venv $(FLOWER)

@@ -48,11 +48,12 @@ def test_every_test_is_in_one_of_the_targets_or_named_as_left_out() -> None:
     makefile = (ROOT / "Makefile").read_text()
     (fast,) = re.findall(r"^test:.*\n.* -m '(.*?)'", makefile, re.MULTILINE)
     (slow,) = re.findall(r"^slow:.*\n.* -m '(.*?)'", makefile, re.MULTILINE)
-    marks = ("slow", "ray", "gpu", "arm64", "browser")
+    (timed,) = re.findall(r"^timed:.*\n.* -m (\w+) ", makefile, re.MULTILINE)
+    marks = ("slow", "timed", "ray", "gpu", "arm64", "browser")
     for mark in marks:
         has = dict.fromkeys(marks, False) | {mark: True}
-        in_fast, in_slow = (bool(eval(expression, {"__builtins__": {}}, has)) for expression in (fast, slow))
-        assert (in_fast, in_slow) == (False, mark in ("slow", "arm64", "browser")), mark
+        chosen = [bool(eval(expression, {"__builtins__": {}}, has)) for expression in (fast, slow, timed)]
+        assert chosen == [False, mark in ("slow", "arm64", "browser"), mark == "timed"], mark
 
 
 def test_the_workflow_names_no_host() -> None:

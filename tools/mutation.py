@@ -60,7 +60,7 @@ TESTS = (
     "tests/test_methods_doc.py",
 )
 DEFAULTS = "tests/test_methods_doc.py"  # compares constants with docs/methods*.md
-FAST = "not slow and not gpu and not arm64 and not browser"
+FAST = "not slow and not timed and not gpu and not arm64 and not browser"
 # Imported before the processes of the mutants are forked, so that they start at once.
 HEAVY = (
     "torch",

@@ -126,6 +126,7 @@ def run(folder: Path, mosquitto: Mosquitto, name: str, labels: int, *settings: s
     return watch
 
 
+@pytest.mark.timed
 def test_without_labels_every_device_serves_the_fleets_head_within_seconds(
     tmp_path: Path, mosquitto: Mosquitto
 ) -> None:
@@ -139,6 +140,8 @@ def test_without_labels_every_device_serves_the_fleets_head_within_seconds(
     assert np.mean(accuracies) > 0.8
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_with_ten_labels_each_the_mean_is_far_above_the_own_heads(
     tmp_path: Path, mosquitto: Mosquitto
 ) -> None:

@@ -82,6 +82,7 @@ def accuracy(home: Path, labels: NDArray[np.int64], seed: int = 900) -> float:
     return float(np.mean([name == CLASSES[label] for name, label in zip(found, labels, strict=True)]))
 
 
+@pytest.mark.timed
 def test_predictions_appear_before_the_first_label_and_each_label_leads_to_a_head_at_once(
     config: DeviceConfig,
 ) -> None:

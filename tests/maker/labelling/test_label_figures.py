@@ -77,7 +77,7 @@ def child_of(pid: int) -> int:
     return int(children[0])
 
 
-@pytest.mark.slow
+@pytest.mark.timed
 @pytest.mark.timeout(300)
 def test_a_label_leads_to_a_head_within_two_seconds_of_work_and_the_memory_of_a_small_board(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
