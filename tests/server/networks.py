@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 from torch import Tensor
@@ -42,7 +43,10 @@ class Asking(Flat):
 
 
 class Located(Flat):
-    """Makes a file in `folder` named after the Ray node on which it is trained."""
+    """Makes a file in `folder` named after the Ray node on which it is trained, and waits for that of a second node.
+
+    Without the wait one node trains the whole of a small cohort while the other one still starts its worker.
+    """
 
     def __init__(self, input: InputSpec, folder: str) -> None:
         super().__init__(input)
@@ -54,4 +58,6 @@ class Located(Flat):
 
             if ray.is_initialized():
                 (self.folder / ray.get_runtime_context().get_node_id()).touch()
+                while len(list(self.folder.iterdir())) < 2:  # until the test's timeout
+                    time.sleep(0.05)
         return super().forward(x)
