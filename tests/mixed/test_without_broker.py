@@ -249,7 +249,7 @@ def test_the_label_page_learns_without_a_broker_from_its_start(broker: Mosquitto
         eventually(lambda: board.fitted() == 4 + labelled, "the agent's own head", FOLDER_S)
 
 
-@pytest.mark.slow
+@pytest.mark.timed
 def test_with_default_settings_a_new_picture_is_in_the_head_within_30_s_also_after_a_restart(
     broker: Mosquitto, tmp_path: Path
 ) -> None:
