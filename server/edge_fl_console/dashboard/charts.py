@@ -44,17 +44,20 @@ BASE: dict[str, Any] = {
 }
 
 
-STILL: dict[str, Any] = {"emphasis": {"disabled": True}}
-"""For every series: ECharts calculates the colour of what the mouse is over, and hides it if that is a variable."""
-
-
 class Chart(Struct, frozen=True):
-    """ECharts options, the height in pixels, a CSS rule for the width where it is not the page's, and a legend as markup."""
+    """ECharts options, the height in pixels, a CSS rule for the width where it is not the page's, and a legend as markup.
+
+    No series changes under the mouse: ECharts cannot calculate a lighter colour from a CSS variable, and would hide what it is over.
+    """
 
     options: dict[str, Any]
     height: int
     width: str = ""
     legend: str = ""
+
+    def __post_init__(self) -> None:
+        for series in self.options["series"]:
+            series["emphasis"] = {"disabled": True}
 
 
 class ChartCurve(Struct, frozen=True):
@@ -90,7 +93,7 @@ def lines(
         if curve.std:
             low = {x: max(mean - curve.std.get(x, 0.0), 0.0) for x, mean in mean_of.items()}
             high = {x: min(mean + curve.std.get(x, 0.0), 1.0) for x, mean in mean_of.items()}
-            band = {"type": "line", **STILL, "stack": f"band {number}", "symbol": "none", "silent": True}
+            band = {"type": "line", "stack": f"band {number}", "symbol": "none", "silent": True}
             band |= {"connectNulls": True, "lineStyle": {"opacity": 0}}
             series.append({**band, "id": f"low {number}", "data": _percent(low, places)})
             width = {x: high[x] - low[x] for x in low}
@@ -108,7 +111,6 @@ def lines(
                 "showAllSymbol": True,
                 "itemStyle": {"color": colour},
                 "lineStyle": {"color": colour, "width": 1.6, "type": "dashed" if curve.dashed else "solid"},
-                **STILL,
                 "endLabel": {"show": label, ":formatter": ONE_DECIMAL, "color": "var(--ink)", "fontSize": 12},
                 "labelLayout": {"moveOverlap": "shiftY"},
             }
@@ -116,7 +118,6 @@ def lines(
         if curve.few:
             apart = _percent({x: curve.mean[x] for x in curve.few}, places)
             hollow = {
-                **STILL,
                 "symbol": "emptyCircle",
                 "symbolSize": 5,
                 "itemStyle": {"color": colour, "opacity": 0.5},
@@ -175,7 +176,6 @@ def times(curves: Sequence[TimeCurve], unit: str, *, least: float | None = None)
                 "width": 1.6,
                 "type": "dashed" if one.dashed else "solid",
             },
-            **STILL,
         }
         for number, one in enumerate(shown)
     ]
@@ -223,7 +223,6 @@ def columns(counts: Sequence[int]) -> Chart | None:
         return None
     bars = {
         "type": "bar",
-        **STILL,
         "data": [count or None for count in counts],
         "itemStyle": {"color": "var(--s0)"},
         "barWidth": "70%",
@@ -288,7 +287,7 @@ def dots(counts: Mapping[str, Sequence[int]]) -> Chart | None:
             "inverse": True,
             "triggerEvent": True,
         },
-        "series": [{"type": "scatter", **STILL, "data": points, "itemStyle": {"color": "var(--s0)"}}],
+        "series": [{"type": "scatter", "data": points, "itemStyle": {"color": "var(--s0)"}}],
     }
     shown = sorted({max(round(largest / part), 1) for part in (10, 3, 1)})
     keys = "".join(

@@ -113,7 +113,7 @@ def test_a_name_or_a_dot_of_the_data_opens_the_device(service: Dashboard, browse
 
 
 def test_what_the_mouse_is_over_stays_visible(service: Dashboard, browser: Any) -> None:
-    """ECharts computes the colour of an element under the mouse, which it cannot do for a variable."""
+    """ECharts hides what the mouse is over if its colour is a CSS variable."""
     shapes = "#main svg path[fill^='var(--s']"
     with visiting(browser, service.address) as visit:
         for path in ("/data", f"/device/{DEVICE}"):
