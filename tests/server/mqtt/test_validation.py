@@ -7,12 +7,14 @@ import torch
 from msgspec.structs import replace
 
 from edge_fl import metrics
+from edge_fl.blob import Blob
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
 from edge_fl.fields import MAX_SAMPLES
 from edge_fl.learn.tree import Params
 from edge_fl.methods.contract import steps
-from edge_fl.wire.messages import Report
+from edge_fl.wire.messages import MAX_JSON_BYTES, Report
 from edge_fl_server.mqtt.updates.validation import (
+    MAX_DOWN_BYTES,
     RejectedError,
     UpdateTerms,
     parts_check,
@@ -64,3 +66,17 @@ def test_more_samples_than_a_board_holds_are_rejected_by_field() -> None:
     counted[metrics.TEST_SAMPLES] += 1
     with pytest.raises(RejectedError, match=r"metrics: test_samples: 1e\+07 is out of range"):
         require_numbers(replace(REPORT, metrics=counted), [metrics.TEST_SAMPLES])
+
+
+@pytest.mark.parametrize("blob", [None, Blob("0" * 64, 1000, ["0" * 64])])
+def test_bytes_that_no_report_can_have_are_rejected(blob: Blob | None) -> None:
+    """One report of 1 TiB would be the traffic of the whole fleet."""
+    most = replace(REPORT, blob=blob, bytes_down=MAX_DOWN_BYTES)
+    most = replace(most, bytes_up=MAX_JSON_BYTES + (blob.bytes if blob else 0))
+    require_numbers(most, [])
+    with pytest.raises(RejectedError, match=rf"metrics: bytes_up: {most.bytes_up + 1}, expected at most"):
+        require_numbers(replace(most, bytes_up=most.bytes_up + 1), [])
+    with pytest.raises(
+        RejectedError, match=r"metrics: bytes_down: 1099511627776, expected at most 2147483648"
+    ):
+        require_numbers(replace(most, bytes_down=2**40), [])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
+from edge_fl.blob import MAX_BLOB_BYTES
 from edge_fl.config import MethodSpec
 from edge_fl.errors import EdgeFLError, ProtocolError
 from edge_fl.failures import Failure
@@ -23,12 +24,15 @@ from edge_fl.methods.contract.tiers import of_full
 from edge_fl.metrics import EPSILON, is_plausible
 from edge_fl.wire import tensors
 from edge_fl.wire.egress import NUMBERS
-from edge_fl.wire.messages import Mode, Report
+from edge_fl.wire.messages import MAX_JSON_BYTES, Mode, Report
 from edge_fl.wire.tensors import Signature
 from edge_fl_server.mqtt.device_packets import one_line
 
 HEADER_BYTES = 1024 * 1024
 STATISTICS_BYTES = 64 * 1024 * 1024
+MAX_DOWN_BYTES = (
+    4 * MAX_BLOB_BYTES
+)  # received for one report: a release, or two models of a round, and what came twice
 MAX_STEPS = 10**6  # training steps of one update, which counters such as num_batches_tracked may grow by
 VARIANCE = "running_var"
 MAX_STATISTIC = (
@@ -139,7 +143,8 @@ class Validator:
 def require_numbers(report: Report, allowed: Iterable[str]) -> None:
     """Raise RejectedError for a metric that is not declared or not plausible (`edge_fl.metrics.is_plausible`), or of work that failed.
 
-    Counts are not compared with those that the device announced: it may have added or deleted pictures since.
+    So too for more bytes than a report can have, or than a device receives for one, because they are summed over the fleet. Counts are
+    not compared with those that the device announced: it may have added or deleted pictures since.
     """
     if report.error and report.metrics:
         raise RejectedError(Failure.METRICS, f"{min(report.metrics)!r} of work that failed ({report.error})")
@@ -150,6 +155,13 @@ def require_numbers(report: Report, allowed: Iterable[str]) -> None:
             raise RejectedError(Failure.METRICS, f"{name}: {value:g} is out of range")
     if report.samples > MAX_SAMPLES:
         raise RejectedError(Failure.SAMPLES, f"{report.samples}, expected at most {MAX_SAMPLES}")
+    own = MAX_JSON_BYTES + (report.blob.bytes if report.blob else 0)
+    for name, size, most in (
+        ("bytes_up", report.bytes_up, own),
+        ("bytes_down", report.bytes_down, MAX_DOWN_BYTES),
+    ):
+        if size > most:
+            raise RejectedError(Failure.METRICS, f"{name}: {size}, expected at most {most}")
 
 
 def expected_of(method: Method, *, whole: bool) -> Expected:
