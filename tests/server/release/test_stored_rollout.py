@@ -98,3 +98,51 @@ def test_a_stage_without_reports_names_the_devices_that_it_waits_for(
     assert re.search(rf"2 of 3 devices answered, waits until .* for pi-2 {seen}$", ended(db, again, *NAMES))
     registered_devices.set_revoked(db, "main", ["pi-2"])
     assert ended(db, again, "pi-0", "pi-1") == "completed: 2 of 2 devices succeeded"
+
+
+@pytest.mark.parametrize("back", [(), ("pi-0",), ("pi-0", "pi-2")])
+def test_a_roll_out_in_stages_waits_while_too_few_devices_for_a_gate_are_there(
+    db: Database, back: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut the first device that is back decided for all: the others got the release without a gate."""
+    rollout = StoredRollout(db, "main")
+    rollout.begin(1, PLAN, NAMES)
+    assert ended(db, rollout) == "running: "
+    for name in back:
+        rollout.add_outcome(name, rollout.assignment, Outcome())
+    assert ended(db, rollout, *back) == "running: "
+    later_s = time.monotonic() + stored_rollout.QUIET_S
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    waits = ended(db, rollout, *back)
+    assert re.sub(r" until ..:.. UTC", " until TIME", re.sub(r" \(.*?\)", "", waits)) == (
+        f"running: {len(back)} of 3 devices answered, waits until TIME for {', '.join(sorted({*NAMES} - {*back}))}"
+        if back
+        else "running: 0 of 3 devices answered, none is connected, waits for pi-0, pi-1, pi-2"
+    )
+    for name in NAMES:
+        rollout.add_outcome(name, rollout.assignment, Outcome())
+    assert ended(db, rollout, *back) == "completed: 3 of 3 devices succeeded"
+
+
+def test_a_stage_waits_for_devices_that_are_away_no_longer_than_for_others(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_s = now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    rollout = StoredRollout(db, "main")
+    rollout.begin(1, PLAN, NAMES)
+    now_s = start_s + 1000
+    assert ended(db, rollout).startswith("running: 0 of 3 devices answered, none is connected")
+    rollout.add_outcome("pi-0", rollout.assignment, Outcome())
+    now_s += PLAN.stage_wait_s - 1
+    assert ended(db, rollout, "pi-0").startswith("running: 1 of 3 devices answered")
+    now_s += 2
+    assert ended(db, rollout, "pi-0") == "completed: 1 of 1 devices succeeded"
+
+
+def test_a_fleet_without_devices_that_take_part_completes(db: Database) -> None:
+    for name in NAMES:
+        registered_devices.quarantine(db, "main", name, "by hand")
+    rollout = StoredRollout(db, "main")
+    rollout.begin(1, PLAN, NAMES)
+    assert ended(db, rollout) == "completed: 0 of 0 devices succeeded"
