@@ -44,7 +44,7 @@ PLANTED_IMPORTS = [
     ("the makers' extension imports its side", "devices/edge_fl_maker/access.py", "edge_fl_server.services"),
     ("broker, devices and server do not", "broker/edge_fl_broker/child.py", "edge_fl_server.children"),
     ("torch, timm, peft and onnx are", "devices/edge_fl_devices/board/health.py", "torch"),
-    (CIRCLE, "edge_fl/data/limits.py", "edge_fl.data.pictures"),
+    (CIRCLE, "edge_fl/modalities/limits.py", "edge_fl.modalities.pictures"),
     (CIRCLE, "broker/edge_fl_broker/config.py", "edge_fl_broker.mosquitto"),
     (CIRCLE, "devices/edge_fl_devices/agent/state.py", "edge_fl_devices.agent.step"),
     (CIRCLE, "server/edge_fl_server/mqtt/journal.py", "edge_fl_server.mqtt.devices.roster"),
@@ -358,8 +358,8 @@ def test_device_files_are_made_with_the_owner_of_their_folder() -> None:
 
 def test_one_module_opens_pictures() -> None:
     homes = (
-        "edge_fl/data/pictures.py",
-        "edge_fl/data/formats.py",
+        "edge_fl/modalities/pictures.py",
+        "edge_fl/modalities/formats.py",
     )  # the latter looks at headers that are open
     importing = {
         str(path.relative_to(ROOT))
@@ -453,7 +453,7 @@ def test_security_lists_every_variable_that_switches_telemetry_off() -> None:
 
 
 CACHED = {
-    "edge_fl/data/limits.py:board_bytes": "the memory of the board",
+    "edge_fl/modalities/limits.py:board_bytes": "the memory of the board",
     "edge_fl/heads/class_statistics/sums.py:_groups": "a function of two numbers",
     "edge_fl/learn/aggregation/screening.py:_signs": "a function of a length and a device of torch",
     "edge_fl/learn/batches.py:batches": "one key for the batches of one stage",

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.data import pictures
 from edge_fl.inputs import InputSpec
+from edge_fl.modalities import pictures
 from edge_fl_devices.serving.predict import Prediction, Predictor
 from edge_fl_maker.capture.camera import Camera, Frame
 from edge_fl_maker.current_model import CurrentModel

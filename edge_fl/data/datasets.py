@@ -1,24 +1,28 @@
 """Datasets by name: `digits` is part of scikit-learn, all others are .npz files in a data folder; no network is used.
 
-A file contains x_train, y_train, x_test, y_test (or x and y), and optionally `classes`. A file of an unknown dataset is used under its own
-name. To add a dataset with its own loader, write a function (data_dir -> Dataset) and a line in DATASETS.
+A file contains x_train, y_train, x_test, y_test (or x and y), and optionally `classes`; `groups` (groups_train and so on), which no split
+cuts; `domains` (domains_train and so on), names per sample; and `input`, an `InputSpec` as JSON, of samples that are not pictures. A file
+of an unknown dataset is used under its own name. To add a dataset with its own loader, write a function (data_dir -> Dataset) and a line in
+DATASETS.
 """
 
 from __future__ import annotations
 
 import string
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from edge_fl.data import npz
-from edge_fl.data.samples import Array, Dataset, Samples, class_ids
-from edge_fl.errors import DataError, nearest
+from edge_fl.data.samples import Array, Dataset, Samples, as_groups, class_ids
+from edge_fl.errors import DataError, brief, nearest
+from edge_fl.files import npz
 from edge_fl.files.paths import composed, text
+from edge_fl.inputs import InputSpec
 
 DOWNLOADABLE = ("cifar10", "cifar100", "emnist", "fashion-mnist", "mnist")
 """Datasets that `edge-fl data download NAME` can fetch with torchvision."""
@@ -119,19 +123,59 @@ def from_file(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Datas
         )
         raise DataError(f"dataset {name!r}{_hint(name)}: {lacking}{_remedy(name)}")
     content = npz.read(path)
-    names = classes or _class_names(content, path)
-    if {"x_train", "y_train", "x_test", "y_test"} <= content.keys():
-        train = Samples.of(content["x_train"], content["y_train"], names, f"{text(path)} (train)")
-        test = Samples.of(content["x_test"], content["y_test"], names, f"{text(path)} (test)")
-        held_out = np.repeat([False, True], [len(train), len(test)])
-        return Dataset(name, _merged([train, test], path), names, held_out)
-    if {"x", "y"} <= content.keys():
-        return Dataset(
-            name, _merged([Samples.of(content["x"], content["y"], names, text(path))], path), names
+    names, given = classes or _class_names(content, path), given_input(content, path)
+    parts = ["_train", "_test"] if {"x_train", "y_train", "x_test", "y_test"} <= content.keys() else [""]
+    if not {f"{key}{part}" for part in parts for key in "xy"} <= content.keys():
+        raise DataError(
+            f"{text(path)}: holds {', '.join(content) or 'nothing'}; expected x_train, y_train, x_test, y_test, or x and y"
         )
-    raise DataError(
-        f"{text(path)}: holds {', '.join(content) or 'nothing'}; expected x_train, y_train, x_test, y_test, or x and y"
-    )
+    kind = given.kind if given else "picture"
+    groups = _together(content, "groups", parts, path)
+    samples, start = [], 0
+    for part in parts:
+        where = f"{text(path)} ({part[1:]})" if part else text(path)
+        x, y = content[f"x{part}"], content[f"y{part}"]
+        own = None if groups is None else groups[start : start + len(y)]
+        samples.append(Samples.of(x, y, names, where, kind, own))
+        start += len(y)
+    merged = _merged(samples, path)
+    if groups is not None:
+        merged = replace(merged, groups=as_groups(groups, len(merged), text(path)))
+    if given and given.shape != merged.shape:
+        raise DataError(
+            f"{text(path)}: samples of {list(merged.shape)}, but its input says {list(given.shape)}"
+        )
+    domains = _together(content, "domains", parts, path)
+    domain_names, numbers = (), None
+    if domains is not None:
+        found, numbers = np.unique(domains.astype(str), return_inverse=True)
+        domain_names = tuple(map(str, found))
+    held_out = np.repeat([False, True], [len(part) for part in samples]) if len(parts) > 1 else None
+    return Dataset(name, merged, names, held_out, numbers, domain_names, given)
+
+
+def given_input(content: Mapping[str, Array], path: Path) -> InputSpec | None:
+    """Return the `input` of a file's arrays; None for pictures. Raises DataError."""
+    if "input" not in content:
+        return None
+    try:
+        return msgspec.json.decode(str(content["input"]), type=InputSpec)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise DataError(f"{text(path)} (input): {brief(error)}; expected an input as JSON") from error
+
+
+def _together(content: Mapping[str, Array], key: str, parts: Sequence[str], path: Path) -> Array | None:
+    """Return an optional array of all parts, one value per sample; None if no part has it. Raises DataError."""
+    found = [content.get(f"{key}{part}") for part in parts]
+    if all(array is None for array in found):
+        return None
+    for part, array in zip(parts, found, strict=True):
+        if array is None or array.shape != content[f"y{part}"].shape[:1]:
+            came = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
+            raise DataError(
+                f"{text(path)} ({key}{part}): {came}, expected one value per sample, {len(content[f'y{part}'])}"
+            )
+    return np.concatenate([array for array in found if array is not None])
 
 
 def from_domains(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Dataset:
@@ -178,7 +222,7 @@ def _merged(parts: list[Samples], path: Path) -> Samples:
     shapes = {part.shape for part in parts}
     if len(shapes) > 1:
         raise DataError(
-            f"{text(path)}: images of {' and '.join(str(list(s)) for s in sorted(shapes))}, expected one shape"
+            f"{text(path)}: samples of {' and '.join(str(list(s)) for s in sorted(shapes))}, expected one shape"
         )
     return Samples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
 

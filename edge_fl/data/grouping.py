@@ -23,14 +23,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.data.samples import Images, Labels
+from edge_fl.data.samples import NO_GROUPS, Groups, Labels
+from edge_fl.modalities import SIDE, Thumbnails
 
-Groups = NDArray[np.int64]
-Thumbnails = NDArray[np.uint8]
 Importance = NDArray[np.float64]
 """How many pictures each picture stands for, divided by the mean; empty: all alike."""
 
-SIDE = 16
 NEAR, NEAR_SMALL = 0.03, 0.004
 SMALL = 64
 """Shorter side in pixels below which pictures hold little detail, so that different ones are alike."""
@@ -38,7 +36,6 @@ FLAT = 2.0
 """Standard deviation of a thumbnail, in grey levels, below which it shows noise only."""
 BLOCK = 128
 SORTED_ABOVE = 4096
-GREY = (0.299, 0.587, 0.114)
 FEW = 20
 """Groups below which an accuracy is called an estimate from few scenes."""
 Z90 = 1.645
@@ -46,7 +43,7 @@ Z90 = 1.645
 
 def alone() -> Groups:
     """Groups of pictures that are all alone, whatever their number."""
-    return np.empty(0, np.int64)
+    return NO_GROUPS
 
 
 def numbers(groups: Groups, n: int) -> Groups:
@@ -134,18 +131,6 @@ def folds(y: Labels, groups: Groups, count: int) -> Labels:
             of_class[chosen] += sizes[group]
     placed: Labels = fold[found]
     return placed
-
-
-def thumbnails(images: Images) -> Thumbnails:
-    """Images [n, C, H, W] with 1 or 3 channels -> grey means of SIDE x SIDE cells, uint8 [n, SIDE²]."""
-    _, channels, height, width = images.shape
-    down, across = _cells(height), _cells(width)
-    colours = np.array(GREY if channels == len(GREY) else [1 / channels] * channels, np.float32)
-    found = np.empty((len(images), SIDE * SIDE), np.uint8)
-    for row, image in enumerate(images):
-        grey = np.tensordot(colours, image.astype(np.float32), 1)
-        found[row] = np.rint(down @ grey @ across.T).clip(0, 255).reshape(-1).astype(np.uint8)
-    return found
 
 
 def nearness(sides: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -247,12 +232,3 @@ def few(pictures: int, count: int) -> str:
         return ""
     scenes = "1 scene" if count == 1 else f"{count} scenes"
     return f"{pictures} pictures come from {scenes}: the accuracy is an estimate from few scenes"
-
-
-def _cells(length: int) -> NDArray[np.float32]:
-    """Weights [SIDE, length] of the mean of each of SIDE equal cells; pixels on an edge count by their part."""
-    edges = np.linspace(0, length, SIDE + 1)
-    starts, pixels = edges[:-1, None], np.arange(length)
-    overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(starts, pixels)
-    shares: NDArray[np.float32] = (overlap.clip(0) / (length / SIDE)).astype(np.float32)
-    return shares

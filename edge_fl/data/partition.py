@@ -18,10 +18,11 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from edge_fl.config import MAX_CLASSES, Fraction
-from edge_fl.data import npz, split_file
+from edge_fl.data import split_file
 from edge_fl.data.datasets import DOMAINS
-from edge_fl.data.samples import Array, ClientData, Dataset, Indices, Labels
+from edge_fl.data.samples import Array, ClientData, Dataset, Groups, Indices, Labels
 from edge_fl.errors import DataError, nearest, shortened
+from edge_fl.files import npz
 from edge_fl.files.paths import composed, text
 from edge_fl.seeds import generator
 
@@ -146,11 +147,27 @@ PARTITIONS: dict[str, Callable[[Labels, DataConfig, int], list[Indices]]] = {
 
 
 def assigned(dataset: Dataset, kept: Indices, config: DataConfig, seed: int) -> list[Indices]:
-    """Assign the samples `kept` by the rule `config.partition`: an array of positions in `kept` per client. Raises DataError."""
+    """Assign the samples `kept` by the rule `config.partition`: an array of positions in `kept` per client. Raises DataError.
+
+    A group goes to one client as a whole, by the label (or domain) of its first sample.
+    """
     labels = dataset.domains if config.partition == "domain" else dataset.samples.y
     if labels is None:
         raise DataError(f"{dataset.name}: no domains, expected one of {', '.join(DOMAINS)}")
-    return PARTITIONS[config.partition](labels[kept], config, seed)
+    first, whole = _units(dataset.samples.groups, kept)
+    return [whole(units) for units in PARTITIONS[config.partition](labels[kept[first]], config, seed)]
+
+
+def _units(groups: Groups, rows: Indices) -> tuple[Indices, Callable[[Indices], Indices]]:
+    """What is assigned as a whole among samples `rows`: the positions of the first samples of the groups, and a function from the numbers
+    of some groups to the positions of all their samples, in the order of these numbers.
+    """
+    if not len(groups):
+        return np.arange(len(rows)), lambda units: units
+    _, first, unit = np.unique(groups[rows], return_index=True, return_inverse=True)
+    members = np.split(np.argsort(unit, kind="stable"), np.cumsum(np.bincount(unit))[:-1])
+    nothing = np.empty(0, np.int64)
+    return first, lambda units: np.concatenate([nothing, *(members[number] for number in units)])
 
 
 def split_clients(
@@ -207,8 +224,15 @@ def _drawn(dataset: Dataset, config: DataConfig, seed: int) -> tuple[tuple[Clien
             raise DataError(
                 f"{dataset.name}: {len(share)} sample for client {client}, expected 2 or more; use fewer clients"
             )
-        shuffled = generator(seed, "partition", client=client).permutation(share)
-        sets.append(cut(shuffled, config.test_fraction, config.validation_fraction))
+        first, whole = _units(dataset.samples.groups, share)
+        if len(first) < 2:
+            raise DataError(
+                f"{dataset.name}: all {len(share)} samples of client {client} belong to one group (one recording), expected 2 groups or"
+                " more, because no split cuts a group"
+            )
+        shuffled = generator(seed, "partition", client=client).permutation(len(first))
+        train, validation, test = cut(shuffled, config.test_fraction, config.validation_fraction)
+        sets.append((share[whole(train)], share[whole(validation)], share[whole(test)]))
     return clients, sets
 
 

@@ -1,6 +1,7 @@
-"""Types for labelled images: samples, one client's three sets, and a whole dataset.
+"""Types for labelled samples of any kind: samples, one client's three sets, and a whole dataset.
 
-Pixels are uint8 [N, C, H, W], class ids int64 [N]. Values are validated once, at construction; `Samples.of` converts other arrays.
+Samples have the shape and dtype of an `InputSpec`, class ids are int64 [N]. Values are validated once, at construction; `Samples.of`
+converts other arrays. Samples of one group (of one recording, burst or person) belong together: no split cuts a group.
 """
 
 from __future__ import annotations
@@ -9,72 +10,94 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_fl import modalities
 from edge_fl.errors import DataError, shortened
-from edge_fl.inputs import InputSpec
+from edge_fl.files.npz import Array
+from edge_fl.inputs import KINDS, InputSpec, Kind
 
-Array = NDArray[Any]
-Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
-_BLOCK = 4096  # images per step in a pass over a dataset
+Groups = NDArray[np.int64]
 MAX_CLASSES = 10_000
-_CHANNELS = (1, 3)
+DTYPES = sorted({dtype for _, dtype in KINDS.values()})
+NO_GROUPS: Groups = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Images x uint8 [N, C, H, W] with class ids y int64 [N]; N may be 0. Raises DataError for anything else."""
+    """Samples x [N, ...] with class ids y int64 [N]; N may be 0. Raises DataError for anything else.
 
-    x: Images
+    groups: a number per sample, int64 [N]; samples with the same number belong together. Empty: all are alone.
+    """
+
+    x: Array
     y: Labels
+    groups: Groups = field(default_factory=lambda: NO_GROUPS)
 
     def __post_init__(self) -> None:
-        if self.x.dtype != np.uint8 or self.x.ndim != 4:
-            raise DataError(f"samples: x is {self.x.dtype} {list(self.x.shape)}, expected uint8 [N, C, H, W]")
+        if self.x.dtype not in DTYPES or self.x.ndim < 2:
+            raise DataError(
+                f"samples: x is {self.x.dtype} {list(self.x.shape)}, expected {' or '.join(DTYPES)} [N, ...]"
+            )
         if self.y.dtype != np.int64 or self.y.shape != self.x.shape[:1]:
             raise DataError(
                 f"samples: y is {self.y.dtype} {list(self.y.shape)}, expected int64 [{len(self.x)}]"
             )
         if len(self) and self.y.min() < 0:
             raise DataError(f"samples: label {self.y.min()} at index {self.y.argmin()}, expected 0 or more")
+        if self.groups.dtype != np.int64 or len(self.groups) not in (0, len(self)):
+            raise DataError(
+                f"samples: groups are {self.groups.dtype} {list(self.groups.shape)}, expected int64 [{len(self)}]"
+            )
 
     @classmethod
-    def of(cls, x: Array, y: Array, classes: Sequence[str], where: str) -> Samples:
-        """Samples from arrays as files have them (`as_pixels`). Raises DataError whose message starts with `where` (a file, a function)."""
-        images = as_pixels(x, where)
-        if len(y) != len(images):
+    def of(
+        cls,
+        x: Array,
+        y: Array,
+        classes: Sequence[str],
+        where: str,
+        kind: Kind = "picture",
+        groups: Array | None = None,
+    ) -> Samples:
+        """Samples of a kind from arrays as files have them. Raises DataError whose message starts with `where` (a file, a function).
+
+        groups: numbers or strings [N]; samples with the same one belong together, those with "" to none.
+        """
+        found, about = modalities.of(kind).arrays(x, where), modalities.ABOUT[kind]
+        if len(y) != len(found):
             raise DataError(
-                f"{where}: {len(images)} images but {len(y)} labels, expected one label per image"
+                f"{where}: {len(found)} {about.samples} but {len(y)} labels, expected one label per {about.sample}"
             )
-        return cls(images, as_labels(y, classes, where))
+        return cls(found, as_labels(y, classes, where), as_groups(groups, len(y), where))
 
     def __len__(self) -> int:
         return len(self.y)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of every image."""
-        _, channels, height, width = self.x.shape
-        return channels, height, width
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return self.x.shape[1:]
 
     def take(self, indices: Indices) -> Samples:
         """The samples at `indices`, copied in that order."""
-        return Samples(self.x[indices], self.y[indices])
+        groups = self.groups[indices] if len(self.groups) else self.groups
+        return Samples(self.x[indices], self.y[indices], groups)
 
     def counts(self, classes: int) -> Labels:
         """Samples per class, int64 [classes]."""
         return np.bincount(self.y, minlength=classes).astype(np.int64)
 
     def fingerprint(self) -> str:
-        """sha256 over shape, pixels and labels; the same on every machine."""
+        """sha256 over shape, values, labels and groups; the same on every machine."""
         digest = hashlib.sha256(f"{self.x.shape}".encode())
         digest.update(np.ascontiguousarray(self.x).data)
         digest.update(np.ascontiguousarray(self.y, dtype="<i8").data)
+        digest.update(np.ascontiguousarray(self.groups, dtype="<i8").data)
         return digest.hexdigest()
 
 
@@ -96,8 +119,9 @@ class ClientData:
 class Dataset:
     """All samples of a dataset, with original train and test sets merged, before it is split over clients.
 
-    `classes` names the class ids. `original_test` bool [N] marks the original test images. With several domains, `domains` int64 [N] gives
-    the domain of each sample and `domain_names` their names; otherwise both are empty.
+    `classes` names the class ids. `original_test` bool [N] marks the original test samples. With several domains, `domains` int64 [N] gives
+    the domain of each sample and `domain_names` their names; otherwise both are empty. `given` is what a file says of its samples, if they
+    are not pictures.
     """
 
     name: str
@@ -106,13 +130,23 @@ class Dataset:
     original_test: NDArray[np.bool_] | None = None
     domains: Indices | None = None
     domain_names: tuple[str, ...] = field(default=())
+    given: InputSpec | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """What a sample is."""
+        return self.given.kind if self.given else "picture"
 
     @cached_property
     def input(self) -> InputSpec:
-        """Input of an extractor for these images, with mean and std of 0..1 pixels per channel (of the original training images)."""
-        channels, height, width = self.samples.shape
-        mean, std = self._moments
-        return InputSpec((channels, height, width), mean, std)
+        """Input of an extractor for these samples, with mean and std per channel (of the original training samples)."""
+        held_out = self.original_test
+        rows = (
+            np.flatnonzero(~held_out)
+            if held_out is not None and not held_out.all()
+            else np.arange(len(self.samples))
+        )
+        return modalities.of(self.kind).input_of(self.samples.x, rows, self.given)
 
     def fingerprint(self) -> str:
         """sha256 over the samples, the original test set and the domains."""
@@ -121,54 +155,27 @@ class Dataset:
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Mean of the 0..1 pixels per channel."""
-        return self._moments[0]
+        """Mean per channel, of pictures in 0..1."""
+        return self.input.mean
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Standard deviation of the 0..1 pixels per channel."""
-        return self._moments[1]
-
-    @cached_property
-    def _moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Exact integer sums, block by block, to avoid a float copy of the dataset."""
-        held_out = self.original_test
-        rows = (
-            np.flatnonzero(~held_out)
-            if held_out is not None and not held_out.all()
-            else np.arange(len(self.samples))
-        )
-        channels, height, width = self.samples.shape
-        total, squares = np.zeros(channels, np.int64), np.zeros(channels, np.int64)
-        for start in range(0, len(rows), _BLOCK):
-            block = self.samples.x[rows[start : start + _BLOCK]].astype(np.int32)
-            total += block.sum(axis=(0, 2, 3), dtype=np.int64)
-            squares += np.square(block).sum(axis=(0, 2, 3), dtype=np.int64)
-        pixels = len(rows) * height * width
-        mean = total / pixels
-        # a constant channel is divided by one grey level, not by zero
-        std = np.sqrt(np.maximum(squares / pixels - mean**2, 1.0))
-        return _rounded(mean / 255), _rounded(std / 255)
+        """Standard deviation per channel, of pictures in 0..1."""
+        return self.input.std
 
 
-def _rounded(values: NDArray[np.float64]) -> tuple[float, ...]:
-    return tuple(round(float(value), 6) for value in values)
-
-
-def as_pixels(x: Array, where: str) -> Images:
-    """Convert images to uint8 [N, C, H, W], from integers 0..255 or floats 0..1; [N, H, W], [N, H, W, C] or [N, C, H, W] with C 1 or 3.
-
-    An ambiguous array is read with channels last.
-    """
-    if x.ndim == 3:
-        x = x[:, None]
-    elif x.ndim == 4 and x.shape[3] in _CHANNELS:
-        x = x.transpose(0, 3, 1, 2)
-    elif x.ndim != 4 or x.shape[1] not in _CHANNELS:
+def as_groups(groups: Array | None, count: int, where: str) -> Groups:
+    """Convert the groups of `count` samples, numbers or strings, to int64 [N]; empty without any. Samples with "" are alone."""
+    if groups is None:
+        return NO_GROUPS
+    if groups.shape != (count,) or groups.dtype.kind not in "iuUS":
         raise DataError(
-            f"{where}: images of shape {list(x.shape)}, expected [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels"
+            f"{where}: groups are {groups.dtype} {list(groups.shape)}, expected {count} whole numbers or strings, one per sample"
         )
-    return np.ascontiguousarray(_levels(x, where))
+    names = groups.astype(str)
+    _, numbers = np.unique(names, return_inverse=True)
+    alone = names == ""
+    return np.where(alone, numbers.max(initial=0) + 1 + np.arange(count), numbers).astype(np.int64)
 
 
 def as_labels(y: Array, classes: Sequence[str], where: str) -> Labels:
@@ -196,15 +203,3 @@ def class_ids(y: Array, where: str) -> Labels:
             f"{where}: label {y[wrong[0]]} at index {wrong[0]}, expected 0..{MAX_CLASSES - 1} at most"
         )
     return y.astype(np.int64)
-
-
-def _levels(x: Array, where: str) -> Images:
-    if x.dtype == np.uint8:
-        return x
-    kind = x.dtype.kind
-    if kind not in "iuf":
-        raise DataError(f"{where}: images are {x.dtype}, expected uint8 (0..255) or floats (0..1)")
-    top = 1 if kind == "f" else 255
-    if x.size and not (x.min() >= 0 and x.max() <= top):  # NaN fails both comparisons
-        raise DataError(f"{where}: {x.dtype} images range over {x.min():g}..{x.max():g}, expected 0..{top}")
-    return (x if kind != "f" else np.rint(x * 255)).astype(np.uint8)

@@ -17,6 +17,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from edge_fl.learn import tree
 from edge_fl.learn.augment import AUGMENTATIONS
 from edge_fl.learn.network.part import Part
+from edge_fl.learn.pictures import pixels
 from edge_fl.learn.random import fold, key_of
 from edge_fl.learn.tree import Params
 from edge_fl.seeds import generator, seed_for
@@ -200,15 +201,6 @@ def as_tensor(array: np.ndarray | Tensor) -> Tensor:
     """An array as a tensor with canonical strides: torch selects kernels by strides, which are arbitrary for dimensions of 1."""
     tensor = torch.as_tensor(array).contiguous()
     return tensor.view(-1).view(tensor.shape)
-
-
-def pixels(x: Tensor, layout: torch.memory_format = torch.channels_last) -> Tensor:
-    """uint8 images as float32 in 0..1; features unchanged. On a CPU channels come last in memory (1.2 to 1.3 times as fast)."""
-    if x.dtype != torch.uint8:
-        return x
-    if x.dim() != 4 or x.device.type != "cpu":
-        layout = torch.preserve_format
-    return x.to(torch.float32, memory_format=layout).div_(255.0)
 
 
 def in_batches(fn: Callable[[Tensor], Tensor], x: Tensor, size: int = EVALUATION_BATCH) -> Tensor:

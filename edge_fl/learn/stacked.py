@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from edge_fl.learn.batches import EVALUATION_BATCH, Batch, Batches, pixels, take, take_each
+from edge_fl.learn.batches import EVALUATION_BATCH, Batch, Batches, take, take_each
 from edge_fl.learn.network import stacks
+from edge_fl.learn.pictures import pixels
 
 PADDING = -1  # label of padded rows
 MAPPED_BYTES = 1 << 24

@@ -89,7 +89,7 @@ def input_of(model: ModelConfig, backbone: Backbone) -> InputSpec:
 def build(model: ModelConfig, backbone: Backbone, input: InputSpec) -> nn.Module:
     """The backbone with its weights for an input. Raises InputError."""
     input_of(model, backbone)
-    if not input.is_picture or input.channels != 3:
+    if input.kind != "picture" or input.channels != 3:
         raise MethodError(
             f"model {model.name}: input {list(input.shape)} {input.axes}, expected [3, H, W] CHW"
         )

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
+from edge_fl import modalities
 from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError, brief
 from edge_fl.failures import Failure
@@ -165,20 +166,15 @@ def extends(classes: Sequence[str], earlier: Sequence[str]) -> bool:
     return list(classes[: len(earlier)]) == list(earlier)
 
 
-def scale(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Scale pixels [N, C, H, W] from 0..255 to 0..1, the input range of extractors."""
-    return images.astype(np.float32) / np.float32(255)
-
-
-def canary_images(canary: Canary, input: InputSpec) -> NDArray[np.float32]:
-    """Generate the canary's input [n, C, H, W] in 0..1, on the grid of 8-bit pixels.
+def canary_input(canary: Canary, input: InputSpec) -> NDArray[np.float32]:
+    """Generate the canary's input [n, ...], on a grid of 256 levels.
 
     Uses PCG64's raw output, which NumPy keeps stable between versions, unlike its distributions.
     """
     shape = (canary.images, *input.shape)
     raw = np.random.PCG64(canary.seed).random_raw(-(-int(np.prod(shape)) // 8))
-    pixels = np.frombuffer(raw.astype("<u8").tobytes(), np.uint8)
-    return scale(pixels[: int(np.prod(shape))].reshape(shape))
+    levels = np.frombuffer(raw.astype("<u8").tobytes(), np.ubyte)
+    return modalities.noise(levels[: int(np.prod(shape))].reshape(shape), input)
 
 
 def _extractor_name(precision: Precision) -> str:

@@ -25,15 +25,15 @@ from typing import Any
 
 import numpy as np
 
-from edge_fl.data import npz, pictures, split_file
+from edge_fl.data import split_file
 from edge_fl.data.class_names import class_of, folder_remarks
-from edge_fl.data.formats import SUFFIXES
-from edge_fl.data.samples import Array, Indices, as_pixels, class_ids
+from edge_fl.data.samples import Array, Indices, class_ids
 from edge_fl.errors import DataError, nearest
-from edge_fl.files import user_text
+from edge_fl.files import npz, user_text
 from edge_fl.files.folder import walk
 from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec
+from edge_fl.modalities import ABOUT, UnusableFileError, pictures
 
 SETS = ("train", "test")
 EXPECTED = "expected the folders train and test, with the .npz files of PFLlib or the .json files of LEAF"
@@ -70,12 +70,12 @@ def convert_pictures(
         for path in listing.files
         if path.parent.parent == folder and (found := class_of(path.parent.name))
     ]
-    classes = sorted({found for path, found in files if path.suffix.lower() in SUFFIXES})
+    classes = sorted({found for path, found in files if path.suffix.lower() in ABOUT["picture"].suffixes})
     images, labels = [], []
     bits = pictures.depth_of([path for path, _ in files]).bits
     for path, class_name in files:
-        if path.suffix.lower() in SUFFIXES:
-            with suppress(pictures.PictureError):
+        if path.suffix.lower() in ABOUT["picture"].suffixes:
+            with suppress(UnusableFileError):
                 images.append(pictures.decode(path, input, bits=bits))
                 labels.append(classes.index(class_name))
     if len(set(labels)) < 2:
@@ -167,7 +167,7 @@ def _pixels(images: list[Array], folder: Path) -> Array:
     x = np.concatenate(images)
     if x.dtype.kind == "f" and x.size and -1 <= x.min() < 0:
         x = (x + 1) / 2  # torchvision's Normalize with mean and std of 0.5
-    return as_pixels(x, text(folder))
+    return pictures.arrays(x, text(folder))
 
 
 def _square(x: Array, path: Path) -> Array:
@@ -278,7 +278,7 @@ def _fetch(name: str, origin: DatasetOrigin, data_dir: Path, *, train: bool) -> 
             f" {text((data_dir / origin.folder).resolve())}, or a {name}.npz into {text(data_dir.resolve())}"
         ) from error
     where = f"{name} from torchvision"
-    x = as_pixels(np.asarray(dataset.data), where)
+    x = pictures.arrays(np.asarray(dataset.data), where)
     return x.transpose(0, 1, 3, 2) if origin.transposed else x, class_ids(np.asarray(dataset.targets), where)
 
 

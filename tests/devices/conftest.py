@@ -8,7 +8,7 @@ import pytest
 
 from edge_fl import heads
 from edge_fl.blob import split
-from edge_fl.release.manifests import scale
+from edge_fl.modalities import scaled
 from edge_fl.wire.messages import Report
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.mosquitto import Mosquitto
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
     for index, chunk in enumerate(split(payload, manifest.extractor.chunk_bytes)):
         slots.sink(manifest.extractor).add(index, bytes(chunk))
     slots.install(manifest)
-    z = scale(X).reshape(12, -1) @ graphs.WEIGHTS
+    z = scaled(X).reshape(12, -1) @ graphs.WEIGHTS
     head = heads.fit("logistic", z, Y, 2, unit_norm=False, extractor=manifest.extractor.sha256)
     parcel = Parcel("toy", 1, Report("rel-1", "head", "boot", 12, {"personal.test_acc.after": 1.0}), 60)
     Store(tmp_path / "pi").keep_head(StoredHead(head, 1, parcel))

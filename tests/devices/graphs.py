@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edge_fl.blob import describe
 from edge_fl.inputs import InputSpec
-from edge_fl.release.manifests import Canary, Manifest, canary_images
+from edge_fl.release.manifests import Canary, Manifest, canary_input
 
 INPUT = InputSpec((1, 4, 4))
 DIM = 3
@@ -114,7 +114,7 @@ def manifest_for(
     """A manifest with the linear extractor's features as canary, for any `payload`."""
     question = Canary(seed=5, images=2, features=[])
     if expected is None:
-        expected = canary_images(question, INPUT).reshape(2, -1) @ WEIGHTS
+        expected = canary_input(question, INPUT).reshape(2, -1) @ WEIGHTS
     canary = Canary(5, 2, [[float(value) for value in row] for row in expected], tolerance=1e-4)
     fields = {
         "release": release,

@@ -54,7 +54,7 @@ def big(weights: np.ndarray = graphs.WEIGHTS) -> bytes:
 def expected() -> np.ndarray:
     """Canary features of `big()`."""
     question = graphs.Canary(seed=5, images=2, features=[])
-    found: np.ndarray = graphs.canary_images(question, graphs.INPUT).reshape(2, -1) @ graphs.WEIGHTS
+    found: np.ndarray = graphs.canary_input(question, graphs.INPUT).reshape(2, -1) @ graphs.WEIGHTS
     return found
 
 

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 
 from edge_fl.blob import describe
 from edge_fl.inputs import InputSpec
-from edge_fl.release.manifests import Canary, Manifest, canary_images
+from edge_fl.release.manifests import Canary, Manifest, canary_input
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_server.release.repository import Repository
@@ -81,7 +81,7 @@ def small_network() -> bytes:
 def manifest_of(payload: bytes) -> Manifest:
     question = Canary(seed=5, images=2, features=[])
     session = onnxruntime.InferenceSession(payload, providers=["CPUExecutionProvider"])
-    found = session.run(None, {"image": canary_images(question, INPUT)})[0]
+    found = session.run(None, {"image": canary_input(question, INPUT)})[0]
     canary = Canary(5, 2, [[float(value) for value in row[:16]] for row in found], tolerance=1e-3)
     return graphs.manifest_for(
         payload,

@@ -11,7 +11,8 @@ from torch import Tensor
 from edge_fl.config import MethodConfig, ModelConfig, OptimiserConfig
 from edge_fl.data.partition import DataConfig
 from edge_fl.data.samples import ClientData, Samples
-from edge_fl.learn.batches import Batches, as_tensor, pixels
+from edge_fl.learn.batches import Batches, as_tensor
+from edge_fl.learn.pictures import pixels
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method

@@ -10,10 +10,11 @@ import pytest
 from PIL import Image
 
 from edge_fl import cli
-from edge_fl.data import datasets, pictures
+from edge_fl.data import datasets
 from edge_fl.data.partition import DataConfig, split_clients
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
+from edge_fl.modalities import pictures
 from edge_fl_lab.dataset_files import convert, convert_pictures
 
 RNG = np.random.default_rng(0)

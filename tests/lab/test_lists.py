@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edge_fl import cli, heads, methods, metrics
-from edge_fl.data import npz
 from edge_fl.data.datasets import DATASETS
 from edge_fl.errors import ConfigError
+from edge_fl.files import npz
 from edge_fl.models import MODELS, backbones
 
 SMALL = [

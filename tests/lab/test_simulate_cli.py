@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_fl import cli
-from edge_fl.data import npz
+from edge_fl.files import npz
 from edge_fl_server.orchestrate import run as orchestrator
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.runs.results import Results

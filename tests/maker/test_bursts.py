@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from edge_fl import heads, metrics
-from edge_fl.data import pictures
 from edge_fl.heads.probability_calibration import calibrate
+from edge_fl.modalities import pictures
 from edge_fl.wire.messages import Assignment
 from edge_fl_devices.agent.effects import Fit
 from edge_fl_devices.config import DeviceConfig

@@ -17,7 +17,7 @@ from edge_fl.heads import HEADS, KINDS, Head, HeadPlan
 from edge_fl.heads.class_statistics import sums
 from edge_fl.heads.class_statistics.prior import PRIOR
 from edge_fl.heads.head import Features, Graph, TrainingSet
-from edge_fl.release.manifests import scale
+from edge_fl.modalities import scaled
 from edge_fl.release.onnx_form import IMAGE, PROBABILITIES
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.store import Store
@@ -47,7 +47,7 @@ def of_fleet(kind: str) -> dict[str, object]:
     """Plan and extras of a release with a fleet's head on features, or one of class statistics on directions."""
     if kind != "fleet-cosine":
         return {"plan": HeadPlan(fleet="head"), "extras": EXTRAS}
-    z = np.abs(scale(X).reshape(12, -1) @ graphs.WEIGHTS)
+    z = np.abs(scaled(X).reshape(12, -1) @ graphs.WEIGHTS)
     statistics = sums.of(z.astype(np.float32), Y, 2).arrays()
     return {"plan": HeadPlan("cosine", fleet=PRIOR), "extras": {PRIOR: statistics}}
 
@@ -66,7 +66,7 @@ def test_the_exported_model_answers_as_the_pair_does(kind: str, folder: Path, tm
     assert predictor.head.kind == kind
     assert main(["device", "export", str(file), "--dir", str(folder)]) == 0
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    (found,) = session.run(["probabilities"], {"image": scale(X)})
+    (found,) = session.run(["probabilities"], {"image": scaled(X)})
     np.testing.assert_allclose(found, predictor.probabilities(X), atol=1e-5)
     assert session.get_modelmeta().custom_metadata_map["edge_fl.classes"] == "a,b"
 
@@ -119,7 +119,7 @@ def test_a_new_kind_of_head_is_exported_by_its_own_class(folder: Path) -> None:
     predictor = Predictor(folder)
     predictor.head = Exportable(2, predictor.manifest.extractor.sha256)
     session = onnxruntime.InferenceSession(fuse(predictor), providers=["CPUExecutionProvider"])
-    (found,) = session.run([PROBABILITIES], {IMAGE: scale(X)})
+    (found,) = session.run([PROBABILITIES], {IMAGE: scaled(X)})
     np.testing.assert_allclose(found, predictor.probabilities(X), atol=1e-5)
     predictor.head = Wrong(2, predictor.manifest.extractor.sha256)
     with pytest.raises(ArtefactError, match="probabilities differ"):

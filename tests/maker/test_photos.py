@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_fl.data.pictures import ORIENTATION
+from edge_fl.modalities.pictures import ORIENTATION
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_server.release.repository import Repository

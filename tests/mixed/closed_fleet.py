@@ -99,7 +99,7 @@ class Machine:
         repository = Repository(self.runs / "releases" / "main")
         payload = graphs.graph(weights=graphs.WEIGHTS * scale)
         question = graphs.Canary(seed=5, images=2, features=[])
-        features = graphs.canary_images(question, graphs.INPUT).reshape(2, -1) @ (
+        features = graphs.canary_input(question, graphs.INPUT).reshape(2, -1) @ (
             graphs.WEIGHTS * scale * good
         )
         manifest = graphs.manifest_for(payload, release=repository.next_release(), expected=features)

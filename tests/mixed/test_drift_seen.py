@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_fl.release.manifests import scale
+from edge_fl.modalities import scaled
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 from edge_fl_console.dashboard.pages import fleet
@@ -81,7 +81,7 @@ def test_drift_of_predictions_reaches_the_devices_row_on_the_fleet_page(folder: 
 
         predictor = Predictor(folder, remember=True)
         drift.remember_fit(
-            folder, drift.moments(predictor.head.extractor, scale(X).reshape(12, -1) @ graphs.WEIGHTS)
+            folder, drift.moments(predictor.head.extractor, scaled(X).reshape(12, -1) @ graphs.WEIGHTS)
         )
         monitor.check()
         assert eventually(row).drift == 0

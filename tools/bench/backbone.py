@@ -18,7 +18,8 @@ from edge_fl.config import ModelConfig
 from edge_fl.data.partition import DataConfig
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
-from edge_fl.release.manifests import Manifest, scale
+from edge_fl.modalities import scaled
+from edge_fl.release.manifests import Manifest
 from edge_fl.wire.messages import Report
 from edge_fl_devices.agent.outbox import Parcel
 from edge_fl_devices.features.extractor import Extractor, usable_cores
@@ -73,7 +74,7 @@ def extraction(turns: int) -> Figure:
         session = onnxruntime.InferenceSession(model.extractor, options, providers=["CPUExecutionProvider"])
         name = session.get_inputs()[0].name
         images = np.random.default_rng(0).integers(0, 256, (IMAGES, *manifest.input.shape), np.uint8)
-        floats = scale(images)
+        floats = scaled(images)
 
         def plain() -> NDArray[np.float32]:
             return np.concatenate([session.run(None, {name: floats[i : i + 1]})[0] for i in range(IMAGES)])

@@ -12,12 +12,12 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from edge_fl import heads, metrics, models
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
-from edge_fl.data import pictures
 from edge_fl.data.samples import Array, Dataset, Indices
 from edge_fl.files import atomic
 from edge_fl.inputs import InputSpec
 from edge_fl.methods import PRETRAINED, build_method
 from edge_fl.methods.contract import steps
+from edge_fl.modalities import pictures
 from edge_fl.seeds import generator
 from edge_fl_lab.research import run
 from edge_fl_server.release.export import export

@@ -20,9 +20,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from edge_fl.data import npz
 from edge_fl.data.samples import Array
 from edge_fl.errors import DataError
+from edge_fl.files import npz
 from edge_fl.heads import HeadPlan
 from edge_fl.heads.head import Extras
 

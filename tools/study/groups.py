@@ -13,39 +13,40 @@ import numpy as np
 
 from edge_fl.console import tables
 from edge_fl.console.tables import Table
-from edge_fl.data import datasets, grouping, pictures
-from edge_fl.data.samples import Images
+from edge_fl.data import datasets, grouping
+from edge_fl.data.samples import Array
+from edge_fl.modalities import pictures
 
 SETS = ("fashion-mnist", "mnist", "pacs-photo", "pacs-art_painting", "pacs-cartoon", "pacs-sketch")
 SHIFT = 0.01
 """Share of the side, and at least one pixel."""
-Change = Callable[[Images, np.random.Generator], Images]
+Change = Callable[[Array, np.random.Generator], Array]
 
 
-def noise(x: Images, rng: np.random.Generator) -> Images:
+def noise(x: Array, rng: np.random.Generator) -> Array:
     """Add noise of 6 grey levels."""
     return (x + rng.normal(0, 6, x.shape)).clip(0, 255).astype(np.uint8)
 
 
-def brightness(x: Images, rng: np.random.Generator) -> Images:
+def brightness(x: Array, rng: np.random.Generator) -> Array:
     """Multiply by 1.2."""
     return (x * np.float32(1.2)).clip(0, 255).astype(np.uint8)
 
 
-def jpeg(x: Images, rng: np.random.Generator) -> Images:
+def jpeg(x: Array, rng: np.random.Generator) -> Array:
     """Encode with quality 60."""
     files = (pictures.jpeg(image[0] if len(image) == 1 else image.transpose(1, 2, 0), 60) for image in x)
     return np.stack([pictures.decode(BytesIO(file), None) for file in files])
 
 
-def shift(x: Images, rng: np.random.Generator) -> Images:
+def shift(x: Array, rng: np.random.Generator) -> Array:
     """Move right and down."""
     step = max(1, round(SHIFT * x.shape[3]))
     edges = ((0, 0), (0, 0), (step, 0), (step, 0))
     return np.pad(x, edges, mode="edge")[:, :, : x.shape[2], : x.shape[3]]
 
 
-def burst(x: Images, rng: np.random.Generator, frames: int = 30) -> Images:
+def burst(x: Array, rng: np.random.Generator, frames: int = 30) -> Array:
     """Frames of each picture, cut out of it where a trembling hand points, with noise and other light."""
     side = x.shape[3]
     reach = max(1, round(0.02 * side))
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout.write(tables.markdown(table(every, options.pictures)) + "\n")
 
 
-def table(every: dict[str, Images], most: int, copies: int = 300, scenes: int = 40) -> Table:
+def table(every: dict[str, Array], most: int, copies: int = 300, scenes: int = 40) -> Table:
     """Shares of up to `most` clean pictures in a group, of changed copies in that of their picture, of frames in the largest of a scene."""
     lines = []
     for name, x in every.items():
@@ -102,20 +103,20 @@ def table(every: dict[str, Images], most: int, copies: int = 300, scenes: int = 
     return Table(columns, lines, "Near duplicates", [])
 
 
-def _numbers(x: Images) -> grouping.Groups:
+def _numbers(x: Array) -> grouping.Groups:
     sides = np.full(len(x), min(x.shape[2:]))
     return grouping.numbers(
-        grouping.near_duplicates(grouping.thumbnails(x), grouping.nearness(sides)), len(x)
+        grouping.near_duplicates(pictures.thumbnails(x), grouping.nearness(sides)), len(x)
     )
 
 
-def _together(x: Images, changed: Images) -> float:
+def _together(x: Array, changed: Array) -> float:
     """The share of pictures whose changed copy alone would be grouped with them."""
     pairs = (_numbers(np.stack(pair)) for pair in zip(x, changed, strict=True))
     return float(np.mean([first == second for first, second in pairs]))
 
 
-def _of_bursts(x: Images, rng: np.random.Generator) -> float:
+def _of_bursts(x: Array, rng: np.random.Generator) -> float:
     """The share of frames that are in the largest group of their scene."""
     scenes = _numbers(burst(x, rng)).reshape(len(x), -1)
     return float(np.mean([np.bincount(frames).max() / len(frames) for frames in scenes]))

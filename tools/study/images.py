@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_fl.data import datasets, npz
+from edge_fl.data import datasets
 from edge_fl.data.samples import Array, Dataset
+from edge_fl.files import npz
 from edge_fl.seeds import generator
 
 KEPT = 6000

@@ -20,9 +20,10 @@ import torch
 from edge_fl.config import ModelConfig
 from edge_fl.console import tables
 from edge_fl.console.tables import Table
-from edge_fl.data import datasets, pictures
+from edge_fl.data import datasets
 from edge_fl.heads import HeadPlan
 from edge_fl.heads.auto import Choice
+from edge_fl.modalities import pictures
 from edge_fl.models import backbone_input, build_net
 from edge_fl.models.backbones import LITE0
 from edge_fl_devices.workers.head_fitting import FitData, FitSpec, fit_here

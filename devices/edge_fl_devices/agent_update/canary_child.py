@@ -17,7 +17,7 @@ import numpy as np
 
 from edge_fl.errors import EdgeFLError
 from edge_fl.files.paths import text
-from edge_fl.release.manifests import canary_images
+from edge_fl.release.manifests import canary_input
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_devices.agent_update.canary import CanaryAnswer
 from edge_fl_devices.config import DeviceConfig, remembered
@@ -68,7 +68,7 @@ def _classes(folder: Path) -> list[str]:
     if serving(Store(folder), Slots(folder / "release")) is None:
         return []
     predictor = Predictor(folder)
-    images = canary_images(predictor.manifest.canary, predictor.manifest.input)
+    images = canary_input(predictor.manifest.canary, predictor.manifest.input)
     return [name for name, _ in predictor.predict(np.round(images * 255).astype(np.uint8))]
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from edge_fl.data.pictures import PictureError
 from edge_fl.files.shared import make_folder, open_private
+from edge_fl.modalities import UnusableFileError
 from edge_fl_devices.data.location import file_digest
 
 FILE = "decoding"
@@ -76,7 +76,7 @@ class DecodingMarker:
     def settle(self, files: Iterable[Path], decode: Callable[[Path], object]) -> None:
         """Decode the suspect alone, if it is one of these files: this process ends if the picture is to blame."""
         for path in files if self.suspect else ():
-            with suppress(OSError, PictureError):
+            with suppress(OSError, UnusableFileError):
                 if self._digest(path) == self.suspect:
                     with self.of(path, alone=True):
                         decode(path)

@@ -11,18 +11,18 @@ from pathlib import Path
 import numpy as np
 
 from edge_fl import __version__
-from edge_fl.data import grouping, pictures
 from edge_fl.data.grouping import Groups
-from edge_fl.data.limits import LIMITS
 from edge_fl.data.samples import Array, ClientData, Labels, Samples
 from edge_fl.errors import ArtefactError, DataError, NoLabelsError
 from edge_fl.failures import Failure
 from edge_fl.inputs import InputSpec
+from edge_fl.modalities import pictures
+from edge_fl.modalities.limits import LIMITS
 from edge_fl_devices.board.capabilities import version
 from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location, record, sources
-from edge_fl_devices.data.picture_index import Origin, PictureFacts, PictureIndex, groups_of
+from edge_fl_devices.data.file_index import Origin, PictureFacts, PictureIndex, groups_of
 from edge_fl_devices.data.record import DataReport
 from edge_fl_devices.data.sources import resized
 from edge_fl_devices.data.spec import DataSpec, Pictures, SourceData, Wants
@@ -123,7 +123,7 @@ class ImageStream:
 
 def facts_of(image: Array, split_key: bytes, origin: Origin | None = None, file: bytes = b"") -> PictureFacts:
     """Return what the split and the fit need of an image [C, H, W]."""
-    thumbnail = grouping.thumbnails(image[None]).tobytes()
+    thumbnail = pictures.thumbnails(image[None]).tobytes()
     return PictureFacts(key(image), position(image, split_key), thumbnail=thumbnail, origin=origin, file=file)
 
 

@@ -17,11 +17,11 @@ from msgspec import Struct
 from edge_fl.data import grouping
 from edge_fl.data.class_names import SKIPPED
 from edge_fl.data.grouping import Groups
-from edge_fl.data.limits import UNKNOWN_DEPTH, Depth
 from edge_fl.data.samples import Labels
 from edge_fl.errors import DeadlineError, KilledError
 from edge_fl.failures import Failure
 from edge_fl.files import paths
+from edge_fl.modalities.limits import UNKNOWN_DEPTH, Depth
 from edge_fl_devices.storage import read_json, write_json
 
 MOST_NAMED = 3

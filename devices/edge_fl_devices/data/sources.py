@@ -18,22 +18,21 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
-from edge_fl.data import npz, pictures
 from edge_fl.data.class_names import class_of, folder_remarks, nearest_class, outside
-from edge_fl.data.formats import SUFFIXES
 from edge_fl.data.grouping import Groups
-from edge_fl.data.limits import UNKNOWN_DEPTH, Depth
-from edge_fl.data.pictures import PictureError
-from edge_fl.data.samples import Array, Images, Indices, Samples, class_ids
+from edge_fl.data.samples import Array, Indices, Samples, class_ids
 from edge_fl.errors import DataError, NoLabelsError, shortened
+from edge_fl.files import npz
 from edge_fl.files.folder import UNREADABLE, unusable, walk
 from edge_fl.files.paths import raw, text
 from edge_fl.inputs import InputSpec
+from edge_fl.modalities import ABOUT, UnusableFileError, pictures
+from edge_fl.modalities.limits import UNKNOWN_DEPTH, Depth
 from edge_fl.threads import ahead
 from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.data.decoding_marker import FATAL, DecodingMarker
+from edge_fl_devices.data.file_index import PictureFacts, PictureIndex, groups_of, origin
 from edge_fl_devices.data.location import KINDS, file_digest, file_key, parsed
-from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex, groups_of, origin
 from edge_fl_devices.data.record import DataReport, Skipped
 from edge_fl_devices.data.spec import DataSpec, Pictures, SourceData, Wants
 from edge_fl_devices.data.split import hashed, position, require_two
@@ -79,12 +78,12 @@ def select_files(files: Iterable[Path], spec: DataSpec) -> list[Path]:
     The fair sample takes the `keep` smallest hashes of the names: a reservoir that needs no state between calls.
     """
     every = list(files)
-    pictures = [path for path in every if path.suffix.lower() in SUFFIXES]
+    pictures = [path for path in every if path.suffix.lower() in ABOUT["picture"].suffixes]
     if not spec.keep or len(pictures) <= spec.keep:
         return every
     order: Callable[[Path], float] = _newest_first if spec.policy == "newest" else _name_position
     kept = set(sorted(pictures, key=order)[: spec.keep])
-    return [path for path in every if path in kept or path.suffix.lower() not in SUFFIXES]
+    return [path for path in every if path in kept or path.suffix.lower() not in ABOUT["picture"].suffixes]
 
 
 def _newest_first(path: Path) -> float:
@@ -101,11 +100,11 @@ def _name_position(path: Path) -> float:
 def read(source: str, spec: DataSpec) -> SourceData:
     """Read a source, given as KIND:LOCATION with a kind of SOURCES, or as a folder or an .npz. Raises DataError, also between batches.
 
-    Images are resized to `spec.input`.
+    Array are resized to `spec.input`.
     """
     kind, location = parsed(source)
     if spec.input:
-        pictures.require_pictures(spec.input, source)
+        pictures._require_picture(spec.input, source)
     return SOURCES[kind](location, spec)
 
 
@@ -122,9 +121,9 @@ class LabelledFolder:
 
     def require(self, usable: int, spec: DataSpec) -> None:
         """Raise DataError for no usable picture or too many; NoLabelsError for fewer than two if no other file or folder is there."""
-        if usable > spec.limits.max_images:
+        if usable > spec.limits.max_samples:
             raise DataError(
-                f"{text(self.root)}: more than {spec.limits.max_images} images; at most {spec.limits}"
+                f"{text(self.root)}: more than {spec.limits.max_samples} samples; at most {spec.limits}"
             )
         if not usable:
             why = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items()) or "no files"
@@ -174,7 +173,7 @@ def count(location: str, spec: DataSpec, progress: Progress = ignore) -> DataRep
     def check(path: Path) -> tuple[PictureFacts, None]:
         try:
             pictures.check(path, spec.limits)
-        except PictureError as error:
+        except UnusableFileError as error:
             return PictureFacts(reason=error.reason, detail=error.detail), None
         return PictureFacts(), None
 
@@ -240,7 +239,7 @@ class _Picture(NamedTuple):
 
     path: Path
     label: int
-    pixels: Images | None
+    pixels: Array | None
     facts: PictureFacts
 
 
@@ -248,7 +247,7 @@ def _usable(
     found: LabelledFolder,
     spec: DataSpec,
     marker: DecodingMarker,
-    read: Callable[[Path], tuple[PictureFacts, Images | None]],
+    read: Callable[[Path], tuple[PictureFacts, Array | None]],
     wants: Wants = lambda key: False,
     progress: Progress = ignore,
 ) -> Iterator[_Picture]:
@@ -274,7 +273,7 @@ def _usable(
             found.skipped.add(path, IN_TWO, f"the same as {other}, which counts", root=found.root)
             continue
         usable += 1
-        if usable > spec.limits.max_images:
+        if usable > spec.limits.max_samples:
             break
         yield _Picture(path, label, pixels, structs.replace(facts, file=_file_key(path)))
     found.require(usable, spec)
@@ -319,7 +318,7 @@ def _known(
     return None
 
 
-def _read(path: Path, spec: DataSpec, depth: Depth) -> tuple[PictureFacts, Images | None]:
+def _read(path: Path, spec: DataSpec, depth: Depth) -> tuple[PictureFacts, Array | None]:
     """Decode a file, and let the index know what it is: with another content its facts are others, too."""
     index = spec.index
     try:
@@ -330,10 +329,10 @@ def _read(path: Path, spec: DataSpec, depth: Depth) -> tuple[PictureFacts, Image
         used = pictures.bits_used(path, spec.limits) if header.wide and index else (0, False)
     except OSError:
         return PictureFacts(reason=UNREADABLE), None
-    except PictureError as error:
+    except UnusableFileError as error:
         facts = PictureFacts(reason=error.reason, detail=error.detail, bits=depth.scale)
         if index and stat and not error.passing:
-            with suppress(PictureError):  # a picture may use more bits than the others
+            with suppress(UnusableFileError):  # a picture may use more bits than the others
                 facts = structs.replace(facts, used=pictures.bits_used(path, spec.limits))
             index.add(path, stat, facts)
         return facts, None
@@ -480,7 +479,7 @@ def _skip_reason(path: Path, root: Path, classes: tuple[str, ...], only: tuple[s
         return outside(path.parent.name, classes)
     if only and name not in only:
         return LEFT_OUT
-    return "" if path.suffix.lower() in SUFFIXES else "not a picture file"
+    return "" if path.suffix.lower() in ABOUT["picture"].suffixes else "not a picture file"
 
 
 def _names(labels: list[Array], where: str) -> tuple[str, ...]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from edge_fl.data.grouping import Groups, alone
-from edge_fl.data.limits import LIMITS, UNKNOWN_DEPTH, Depth, PictureLimits
-from edge_fl.data.samples import Images, Indices, Labels, Samples
+from edge_fl.data.samples import Array, Indices, Labels, Samples
 from edge_fl.files.paths import composed
 from edge_fl.inputs import InputSpec
-from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex
+from edge_fl.modalities.limits import LIMITS, UNKNOWN_DEPTH, Depth, FileLimits
+from edge_fl_devices.data.file_index import PictureFacts, PictureIndex
 from edge_fl_devices.data.record import Skipped
 
 Policy = Literal["newest", "reservoir"]
@@ -32,7 +32,7 @@ class DataSpec:
 
     classes: tuple[str, ...] = ()
     input: InputSpec | None = None
-    limits: PictureLimits = LIMITS
+    limits: FileLimits = LIMITS
     only: tuple[str, ...] = ()
     keep: int = 0
     policy: Policy = "newest"
@@ -57,7 +57,7 @@ class Pictures:
     """
 
     y: Labels
-    x: Images
+    x: Array
     rows: Indices
     facts: Sequence[PictureFacts] = ()
 

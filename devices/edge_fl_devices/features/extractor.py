@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from edge_fl.errors import ArtefactError
 from edge_fl.failures import Failure
 from edge_fl.files.paths import is_utf8
-from edge_fl.release.manifests import Manifest, scale
+from edge_fl.modalities import scaled
+from edge_fl.release.manifests import Manifest
 from edge_fl.release.onnx_form import OLDEST_OPSET, SESSION
 from edge_fl_devices.features.onnx_runtime import Runtime, require_runnable
 
@@ -69,7 +70,7 @@ class Extractor:
         z = np.empty((len(x), self._dim), np.float32)
         for start in range(0, len(x), self.batch_size):
             batch = slice(start, start + self.batch_size)
-            z[batch] = self.run(scale(x[batch]))
+            z[batch] = self.run(scaled(x[batch]))
         return z
 
     @property

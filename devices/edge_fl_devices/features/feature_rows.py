@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 
 from edge_fl.data import grouping
 from edge_fl.data.grouping import Groups, Thumbnails
-from edge_fl.data.limits import FULL_BITS
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import raw, text
 from edge_fl.files.shared import make_folder, open_private
+from edge_fl.modalities.limits import FULL_BITS
 from edge_fl_devices.config import POOL
 from edge_fl_devices.data import location
-from edge_fl_devices.data.picture_index import Origin, PictureFacts, groups_of
+from edge_fl_devices.data.file_index import Origin, PictureFacts, groups_of
 
 KEY_BYTES = 16
 NO_RECORDING = bytes(KEY_BYTES)

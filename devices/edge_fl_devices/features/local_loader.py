@@ -4,7 +4,7 @@
 
 The keys are the sha256 of the extractor and of the image's pixels: features never outlive a new release or a changed picture, and one new
 picture does not cause the others to be extracted again. Rows are appended in steps, so an extraction that is killed keeps what it has
-computed. `edge_fl_devices.data.picture_index` knows the keys of unchanged files.
+computed. `edge_fl_devices.data.file_index` knows the keys of unchanged files.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 
 from edge_fl.data.grouping import Groups, Importance
-from edge_fl.data.samples import ClientData, Images, Labels
+from edge_fl.data.samples import Array, ClientData, Labels
 from edge_fl.errors import DataError
 from edge_fl.files.disk import reporting
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.data import first_guesses
+from edge_fl_devices.data.file_index import PictureIndex
 from edge_fl_devices.data.load import FEATURES, ImageStream
-from edge_fl_devices.data.picture_index import PictureIndex
 from edge_fl_devices.data.split import Sets
 from edge_fl_devices.features.client_features import ClientFeatures, FeatureSet, LoadedFeatures
 from edge_fl_devices.features.extractor import Extractor, Features
@@ -48,7 +48,7 @@ ReadData = Callable[[tuple[str, ...], InputSpec], ClientData | ImageStream]
 class LocalFeatureLoader:
     """A `FeatureLoader` that caches features below `folder`, the device's own folder. `threads`: as of `Extractor`.
 
-    Images are read once per input, in batches that are forgotten; those whose features are known are not decoded. An extractor is loaded
+    Array are read once per input, in batches that are forgotten; those whose features are known are not decoded. An extractor is loaded
     for the first image without cached features. `progress` takes how many images are done.
     """
 
@@ -146,7 +146,7 @@ class _Extraction:
     def __contains__(self, key: bytes) -> bool:
         return key in self._rows
 
-    def add(self, images: Images, keys: Sequence[bytes]) -> None:
+    def add(self, images: Array, keys: Sequence[bytes]) -> None:
         """Compute the features of images [n, C, H, W] with these keys that are not known yet."""
         unknown = [row for row, image in enumerate(keys) if image not in self._rows]
         if not unknown:
@@ -212,7 +212,7 @@ def encoded(features: Mapping[bytes, Features], latency_ms: float) -> Iterator[b
         yield key + z.astype("<f4").tobytes()
 
 
-def latency_ms(extractor: Extractor, image: Images) -> float:
+def latency_ms(extractor: Extractor, image: Array) -> float:
     """Time of the extractor for one image [1, C, H, W]: the shortest of a few runs."""
     times_s = []
     for _ in range(LATENCY_RUNS):

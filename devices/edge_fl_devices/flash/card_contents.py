@@ -11,10 +11,10 @@ from pathlib import Path
 from cryptography import x509
 from msgspec.structs import replace
 
-from edge_fl.data.formats import SUFFIXES
 from edge_fl.errors import ConfigError, shortened
 from edge_fl.files.folder import walk
 from edge_fl.files.paths import text
+from edge_fl.modalities import ABOUT
 from edge_fl.untrusted import whole
 from edge_fl.wire import host_names, identity
 from edge_fl.wire.mqtt import tls
@@ -143,7 +143,9 @@ def read_images(folder: Path, config: DeviceConfig, *, fat: bool) -> tuple[tuple
     images = tuple(
         (path.relative_to(root).as_posix(), path)
         for path in listing.files
-        if path.parent.parent == root and path.suffix.lower() in SUFFIXES and os.access(path, os.R_OK)
+        if path.parent.parent == root
+        and path.suffix.lower() in ABOUT["picture"].suffixes
+        and os.access(path, os.R_OK)
     )
     if not images:
         raise ConfigError(f"{text(folder)}: no pictures in it; expected a folder of pictures per class")

@@ -10,7 +10,7 @@ import numpy as np
 from edge_fl import process_limits
 from edge_fl.errors import ArtefactError
 from edge_fl.release import manifests
-from edge_fl.release.manifests import Manifest, canary_images
+from edge_fl.release.manifests import Manifest, canary_input
 from edge_fl_devices.child import decode, progress, serve
 from edge_fl_devices.features.extractor import Extractor
 from edge_fl_devices.install.canary import CanaryLimits
@@ -18,7 +18,7 @@ from edge_fl_devices.install.canary import CanaryLimits
 
 def compare(extractor: Extractor, manifest: Manifest) -> str:
     """Return "ok", or how the features of the test images differ from the manifest's."""
-    features = extractor.run(canary_images(manifest.canary, manifest.input))
+    features = extractor.run(canary_input(manifest.canary, manifest.input))
     for row, expected in zip(features, manifest.canary.features, strict=True):
         difference = float(np.abs(row[: len(expected)] - np.asarray(expected, np.float32)).max())
         if not difference <= manifest.canary.tolerance:

@@ -17,10 +17,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.data import npz, pictures
-from edge_fl.data.formats import SUFFIXES
-from edge_fl.data.samples import as_pixels
 from edge_fl.errors import DataError, InputError
+from edge_fl.files import npz
 from edge_fl.files.folder import unusable, walk
 from edge_fl.files.paths import text
 from edge_fl.heads import wording
@@ -28,6 +26,7 @@ from edge_fl.heads.fleet import Adapted
 from edge_fl.heads.head import Head
 from edge_fl.heads.probability_calibration import Calibration
 from edge_fl.inputs import InputSpec
+from edge_fl.modalities import ABOUT, UnusableFileError, pictures
 from edge_fl.threads import ahead
 from edge_fl_devices.data.record import Skipped, named
 from edge_fl_devices.features import drift
@@ -177,7 +176,7 @@ class Predictor:
         """
         try:
             image = pictures.decode(BytesIO(payload), self.manifest.input, bits=self.bits)
-        except pictures.PictureError as error:
+        except UnusableFileError as error:
             raise DataError(f"{name}: {len(payload)} bytes, {error.words}", NOTHING_PREDICTED) from error
         return next(self._named(image[None], [name], top))
 
@@ -223,7 +222,7 @@ class _Batch(NamedTuple):
 
     names: list[str]
     images: list[NDArray[np.uint8]]
-    skipped: list[tuple[Path, pictures.PictureError]]
+    skipped: list[tuple[Path, UnusableFileError]]
 
 
 def _batches(
@@ -241,7 +240,7 @@ def _batches(
             on_skip(path, reason)
         if listing.system_remark:
             on_remark(listing.system_remark)
-        files = [path for path in listing.files if path.suffix.lower() in SUFFIXES]
+        files = [path for path in listing.files if path.suffix.lower() in ABOUT["picture"].suffixes]
         if not files:
             raise DataError(f"{text(source)}: no picture in it")
     elif reason := unusable(source):
@@ -269,7 +268,7 @@ def _decoded(files: Sequence[Path], input: InputSpec, bits: int, *, is_folder: b
         for file in files[start : start + BATCH]:
             try:
                 batch.images.append(pictures.decode(file, input, bits=bits))
-            except pictures.PictureError as error:
+            except UnusableFileError as error:
                 if not is_folder:
                     raise DataError(error.message, NOTHING_PREDICTED) from error
                 batch.skipped.append((file, error))
@@ -285,7 +284,7 @@ def _from_archive(source: Path, input: InputSpec) -> Iterator[tuple[list[str], N
         raise DataError(
             f"{text(source)}: holds {', '.join(content) or 'nothing'}, expected {' or '.join(X_KEYS)}"
         )
-    images = as_pixels(content[key], f"{text(source)} ({key})")
+    images = pictures.arrays(content[key], f"{text(source)} ({key})")
     for start in range(0, len(images), BATCH):
         batch = images[start : start + BATCH]
         names = [f"{text(source.name)}[{start + row}]" for row in range(len(batch))]

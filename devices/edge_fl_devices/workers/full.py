@@ -24,8 +24,9 @@ from edge_fl.data.samples import Samples
 from edge_fl.errors import EdgeFLError, PrivacyError, ProtocolError
 from edge_fl.failures import Failure
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl.learn.batches import EVALUATION_BATCH, as_tensor, pixels
+from edge_fl.learn.batches import EVALUATION_BATCH, as_tensor
 from edge_fl.learn.codec import differential_privacy
+from edge_fl.learn.pictures import pixels
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import norm, steps, tiers, update_codec

@@ -19,11 +19,11 @@ from msgspec.structs import replace
 
 from edge_fl import threads
 from edge_fl.console.output import print_status
-from edge_fl.data.formats import SUFFIXES
 from edge_fl.errors import DataError, EdgeFLError
 from edge_fl.files.folder import walk
 from edge_fl.files.paths import text
 from edge_fl.fleet.remote_settings import Budget
+from edge_fl.modalities import ABOUT
 from edge_fl_devices.board import usage
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.config import MB, CaptureConfig
@@ -88,7 +88,7 @@ class FolderPictures:
             raise DataError(f"{text(self._folder)}: no such folder; expected one with pictures")
         found = {}
         for path in walk(self._folder).files:
-            if path.suffix.lower() in SUFFIXES:
+            if path.suffix.lower() in ABOUT["picture"].suffixes:
                 try:
                     stat = path.stat()
                 except OSError:

@@ -27,8 +27,6 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from edge_fl.data import pictures
-from edge_fl.data.pictures import PictureError
 from edge_fl.errors import ArtefactError, DataError
 from edge_fl.failures import Failure
 from edge_fl.files import atomic
@@ -36,6 +34,7 @@ from edge_fl.files.disk import locked, reporting, require_space
 from edge_fl.files.paths import is_utf8, text
 from edge_fl.files.shared import make_folder, open_private
 from edge_fl.inputs import InputSpec
+from edge_fl.modalities import UnusableFileError, pictures
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.config import MB, CaptureConfig
 
@@ -60,7 +59,7 @@ Order = Callable[[Sequence[str]], Sequence[str]]
 
 
 def difference_hash(picture: bytes) -> str:
-    """Return the hash of a picture file, 64 bits as hexadecimal digits. Raises PictureError if it cannot be decoded."""
+    """Return the hash of a picture file, 64 bits as hexadecimal digits. Raises UnusableFileError if it cannot be decoded."""
     bits, _ = pictures.bits_used(BytesIO(picture))  # which of two levels is higher does not depend on them
     grey = pictures.decode(BytesIO(picture), GRID, bits=max(8, bits) if bits else 0)[0].astype(np.int16)
     return np.packbits(np.diff(grey, axis=1) > 0).tobytes().hex()
@@ -117,7 +116,7 @@ class Pool:
         try:
             hash = difference_hash(picture)
             content, suffix = _storable(picture)
-        except PictureError as error:
+        except UnusableFileError as error:
             return Added("", "not a picture", error.words)
         if len(content) > self._config.max_bytes:
             return Added("", "too large", f"{len(content) / MB:.1f} MB, at most {self._config.max_mb:g}")
@@ -327,7 +326,7 @@ def jpeg(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def _storable(picture: bytes) -> tuple[bytes, str]:
-    """Return the content and suffix of the file to store. Raises PictureError."""
+    """Return the content and suffix of the file to store. Raises UnusableFileError."""
     for start, suffix in STARTS.items():
         if picture.startswith(start):
             return picture, suffix

@@ -25,23 +25,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl import threads
-from edge_fl.data import grouping, pictures
+from edge_fl.data import grouping
 from edge_fl.data.class_names import class_of
-from edge_fl.data.formats import SUFFIXES
 from edge_fl.data.grouping import Groups
-from edge_fl.data.pictures import PictureError
 from edge_fl.errors import EdgeFLError, InputError, KilledError
 from edge_fl.files.folder import is_system
 from edge_fl.files.paths import text
 from edge_fl.heads import Head
 from edge_fl.heads.auto import Choice
+from edge_fl.modalities import ABOUT, UnusableFileError, pictures
 from edge_fl.release.manifests import Manifest
 from edge_fl_devices.child import KILLS, Children, decode, encode
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import first_guesses, load, sources
 from edge_fl_devices.data.decoding_marker import FATAL, DecodingMarker
+from edge_fl_devices.data.file_index import origin
 from edge_fl_devices.data.first_guesses import FirstGuesses
-from edge_fl_devices.data.picture_index import origin
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.features.extractor import Extractor
 from edge_fl_devices.features.feature_rows import MOST_UNLABELLED, FeatureRows, file_key
@@ -327,13 +326,13 @@ class Learner:
                 image = pictures.decode(path, release.manifest.input, bits=release.bits)
                 z = release.extractor.features(image[None])[0]
                 taken = origin(path, pictures.header(path))
-        except PictureError as error:
+        except UnusableFileError as error:
             if path.exists():  # not moved at this moment
                 self._unusable[key] = f"{_short(path)} ({error.words})"
         except FileNotFoundError:
             return
         else:
-            release.rows.add(key, z, grouping.thumbnails(image[None])[0], taken)
+            release.rows.add(key, z, pictures.thumbnails(image[None])[0], taken)
 
     def _learn(self, y: dict[bytes, int], unlabelled: Files, release: _Release) -> None:
         """Fit an immediate head, unless the head that predicts is fitted on these labels."""
@@ -466,7 +465,7 @@ def _short(path: Path) -> str:
 
 
 def _is_picture(name: str) -> bool:
-    return Path(name).suffix.lower() in SUFFIXES and not name.startswith(".")
+    return Path(name).suffix.lower() in ABOUT["picture"].suffixes and not name.startswith(".")
 
 
 def _fingerprint(y: dict[bytes, int]) -> str:

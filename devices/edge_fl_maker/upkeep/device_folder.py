@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from edge_fl.data.formats import SUFFIXES
 from edge_fl.errors import InputError
 from edge_fl.files.paths import text
+from edge_fl.modalities import ABOUT
 from edge_fl_devices.agent.effects import Memory, without_server
 from edge_fl_devices.board.installation import settings_file
 from edge_fl_devices.config import POOL, DeviceConfig, from_options, remembered
@@ -166,4 +166,4 @@ def _pictures(settings: DeviceConfig) -> Iterator[Path]:
         data = Path(settings.data.removeprefix("folder:"))
         folders = (path for path in data.glob("*") if path.is_dir() and not path.is_symlink())
         found = (path for folder in folders for path in folder.glob("*"))
-        yield from sorted(path for path in found if path.suffix.lower() in SUFFIXES)
+        yield from sorted(path for path in found if path.suffix.lower() in ABOUT["picture"].suffixes)

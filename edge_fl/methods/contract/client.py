@@ -15,9 +15,10 @@ from edge_fl import metrics
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import MethodError
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl.learn.batches import EVALUATION_BATCH, Batches, as_tensor, pixels
+from edge_fl.learn.batches import EVALUATION_BATCH, Batches, as_tensor
 from edge_fl.learn.codec.differential_privacy import Noise
 from edge_fl.learn.network.precision import computing_in
+from edge_fl.learn.pictures import pixels
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract import norm, steps, update_codec
 from edge_fl.methods.contract.method import Method

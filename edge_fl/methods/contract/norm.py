@@ -12,7 +12,8 @@ from torch import Tensor
 
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Mean, Update
-from edge_fl.learn.batches import EVALUATION_BATCH, pixels
+from edge_fl.learn.batches import EVALUATION_BATCH
+from edge_fl.learn.pictures import pixels
 from edge_fl.learn.tree import Params, Parts, merge
 from edge_fl.methods.contract.method import BatchNorm, Method
 

@@ -30,10 +30,10 @@ import edge_fl_server
 from edge_fl import heads, methods, models
 from edge_fl.config import ModelConfig
 from edge_fl.console.progress import Watch, unwatched
-from edge_fl.data import datasets, npz
+from edge_fl.data import datasets
 from edge_fl.data.samples import Dataset
 from edge_fl.errors import EdgeFLError, InputError
-from edge_fl.files import atomic
+from edge_fl.files import atomic, npz
 from edge_fl.files.paths import text
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.methods.contract.method import Method

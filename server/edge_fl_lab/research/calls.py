@@ -19,12 +19,12 @@ from edge_fl import metrics
 from edge_fl.console.output import QUIET
 from edge_fl.console.progress import Progress
 from edge_fl.console.units import percent
-from edge_fl.data.samples import as_pixels
 from edge_fl.errors import ConfigError, DataError, InputError, RunError, nearest
 from edge_fl.learn.batches import in_batches
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods.contract import steps
 from edge_fl.metrics import Summary
+from edge_fl.modalities import pictures
 from edge_fl_lab.compare import comparison, grid, summary, tables
 from edge_fl_lab.recipe_changes import flat, with_method
 from edge_fl_lab.report import page
@@ -88,7 +88,7 @@ class Result:
         run = self.trained
         if client not in run.personal:
             raise DataError(f"client {client!r} did not train{nearest(client, run.personal)}")
-        pixels = as_pixels(np.asarray(images), "images")
+        pixels = pictures.arrays(np.asarray(images), "images")
         if pixels.shape[1:] != run.study.dataset.samples.shape:
             raise DataError(
                 f"images of {list(pixels.shape[1:])}, expected {list(run.study.dataset.samples.shape)}"

@@ -14,11 +14,12 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from edge_fl.data import datasets, npz, partition, split_file
+from edge_fl.data import datasets, partition, split_file
 from edge_fl.data.partition import DataConfig, Split
 from edge_fl.data.samples import Array, Dataset, Indices, Samples, class_ids
 from edge_fl.data.split_file import SETS, Rows
 from edge_fl.errors import DataError, InputError
+from edge_fl.files import npz
 from edge_fl.seeds import generator
 from edge_fl_server.orchestrate import execution
 from edge_fl_server.recipes.recipe import Recipe

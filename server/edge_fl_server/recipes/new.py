@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_fl.data.class_names import class_of, folder_remarks
-from edge_fl.data.formats import SUFFIXES
 from edge_fl.errors import ConfigError, DataError
 from edge_fl.files import atomic, paths
 from edge_fl.files.folder import is_system, walk
+from edge_fl.modalities import ABOUT
 
 MODEL = "efficientnet-lite0"
 OWN_INPUT = 64  # pixels: side of the input of a network that declares none
@@ -74,7 +74,11 @@ def scan(folder: Path) -> PictureFolders:
             f"{paths.text(folder)}: no such folder; expected one folder of pictures per class in it"
         )
     listing = walk(folder)
-    places = [path.relative_to(folder).parts for path in listing.files if path.suffix.lower() in SUFFIXES]
+    places = [
+        path.relative_to(folder).parts
+        for path in listing.files
+        if path.suffix.lower() in ABOUT["picture"].suffixes
+    ]
     counts = Counter(name for parts in places if len(parts) == 2 and (name := class_of(parts[0])))
     loose = [parts[0] for parts in places if len(parts) == 1]
     remarks = []

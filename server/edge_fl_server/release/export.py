@@ -29,7 +29,7 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.methods.contract.tiers import head_plan
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl.models import frozen
-from edge_fl.release.manifests import Canary, Manifest, Precision, Variant, canary_images
+from edge_fl.release.manifests import Canary, Manifest, Precision, Variant, canary_input
 from edge_fl.release.onnx_form import FEATURES, IMAGE, IR_VERSION, OPSET, PARITY, ROWS
 from edge_fl.seeds import seed_for
 from edge_fl.wire import tensors
@@ -245,7 +245,7 @@ def _strip_metadata(model: onnx.ModelProto) -> None:
 def _canary(payload: bytes, seed: int, input: InputSpec) -> Canary:
     """The test that every device runs on a new extractor: input seed and the features computed here."""
     canary = Canary(seed=seed, images=CANARY_IMAGES, features=[])
-    features = Session(payload).run(canary_images(canary, input))[:, :CANARY_FEATURES]
+    features = Session(payload).run(canary_input(canary, input))[:, :CANARY_FEATURES]
     return msgspec.structs.replace(canary, features=[[float(value) for value in row] for row in features])
 
 

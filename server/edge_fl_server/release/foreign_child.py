@@ -12,8 +12,8 @@ import numpy as np
 from msgspec import Struct
 
 from edge_fl import process_limits, signals
-from edge_fl.data import npz
 from edge_fl.errors import DataError, InputError, brief
+from edge_fl.files import npz
 from edge_fl.files.paths import text
 from edge_fl_server.release import foreign
 from edge_fl_server.release.foreign import Converted, ForeignInput, Reference

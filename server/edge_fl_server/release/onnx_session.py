@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from edge_fl.release.manifests import scale
+from edge_fl.modalities import scaled
 from edge_fl.release.onnx_form import SESSION
 
 BATCH = 64
@@ -47,13 +47,13 @@ class Session:
     def features(self, x: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Features of pixels [N, C, H, W] in 0..255, in batches."""
         starts = range(0, len(x), BATCH)
-        return np.concatenate([self.run(scale(x[start : start + BATCH])) for start in starts])
+        return np.concatenate([self.run(scaled(x[start : start + BATCH])) for start in starts])
 
     def latency_ms(self, image: NDArray[np.uint8]) -> float:
         """The shortest of TRIES measurements for one image."""
-        scaled, times_s = scale(image), []
+        pixels, times_s = scaled(image), []
         for _ in range(TRIES):
             began_s = time.perf_counter()
-            self.run(scaled)
+            self.run(pixels)
             times_s.append(time.perf_counter() - began_s)
         return 1000 * min(times_s)

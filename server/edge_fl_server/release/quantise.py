@@ -21,17 +21,16 @@ from numpy.typing import NDArray
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from edge_fl import heads
+from edge_fl import heads, modalities
 from edge_fl.console import units
 from edge_fl.data.class_names import class_of
-from edge_fl.data.formats import SUFFIXES
-from edge_fl.data.pictures import PictureError, decode, depth_of
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ArtefactError, DataError
 from edge_fl.files.folder import walk
 from edge_fl.files.paths import composed, text
 from edge_fl.inputs import InputSpec
-from edge_fl.release.manifests import scale
+from edge_fl.modalities import ABOUT, UnusableFileError, scaled
+from edge_fl.modalities.pictures import decode, depth_of
 from edge_fl.release.onnx_form import IMAGE
 from edge_fl.seeds import generator
 from edge_fl_server.recipes.recipe import QuantiseConfig
@@ -93,7 +92,7 @@ def quantise(payload: bytes, images: NDArray[np.uint8]) -> bytes:
             quantize_static(
                 prepared,
                 quantised,
-                _Images(scale(images)),
+                _Images(scaled(images)),
                 quant_format=QuantFormat.QDQ,
                 op_types_to_quantize=operators,
                 nodes_to_exclude=excluded,
@@ -192,7 +191,7 @@ def quantiser_without_pictures(
     """A quantiser calibrated on synthetic images; the cosine is that on others of them, and the loss of accuracy is unknown (0)."""
 
     def make(onnx: bytes, classes: int, unit_norm: bool) -> QuantisedExtractor | None:
-        images = synthetic(input, SYNTHETIC + BATCH, seed)
+        images = modalities.of(input.kind).synthetic(input, SYNTHETIC + BATCH, seed)
         int8 = quantise(onnx, images[:SYNTHETIC])
         cosine = _cosine(*(Session(each).features(images[SYNTHETIC:]) for each in (onnx, int8)))
         if not cosine >= gate.min_cosine:
@@ -206,20 +205,6 @@ def quantiser_without_pictures(
         return QuantisedExtractor(int8, cosine, 0.0)
 
     return make
-
-
-def synthetic(input: InputSpec, count: int, seed: int) -> NDArray[np.uint8]:
-    """Images [N, C, H, W] of noise with amplitude 1/frequency, as in photographs: mostly grey, of various brightness and contrast."""
-    rng = generator(seed, "release.synthetic")
-    shape = (count, input.channels + 1, input.height, input.width)
-    frequency = np.hypot(np.fft.fftfreq(input.height)[:, None], np.fft.rfftfreq(input.width))
-    spectrum = np.fft.rfft2(rng.standard_normal(shape)) / np.maximum(frequency, 1 / max(shape[2:]))
-    noise = np.fft.irfft2(spectrum, s=shape[2:])
-    noise /= noise.std((2, 3), keepdims=True)
-    grey, colour = noise[:, :1], noise[:, 1:]
-    brightness, contrast = (rng.uniform(*limits, (count, 1, 1, 1)) for limits in ((0.3, 0.7), (0.1, 0.35)))
-    pixels = 255 * np.clip(brightness + contrast * (0.8 * grey + 0.45 * colour), 0, 1)
-    return pixels.astype(np.uint8)
 
 
 def _cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
@@ -241,7 +226,11 @@ def pictures(folder: Path, classes: Sequence[str], input: InputSpec, seed: int =
     by_class: dict[str, list[Path]] = {composed(name): [] for name in classes}
     for path in walk(folder).files:
         name = class_of(path.parent.name)
-        if path.parent.parent == folder and path.suffix.lower() in SUFFIXES and name in by_class:
+        if (
+            path.parent.parent == folder
+            and path.suffix.lower() in ABOUT["picture"].suffixes
+            and name in by_class
+        ):
             by_class[name].append(path)
     bits = depth_of([path for files in by_class.values() for path in files]).bits
     rng = generator(seed, "release.pictures")
@@ -251,7 +240,7 @@ def pictures(folder: Path, classes: Sequence[str], input: InputSpec, seed: int =
         for number, index in enumerate(sorted(chosen)):
             try:
                 images.append(decode(files[index], input, bits=bits))
-            except PictureError:
+            except UnusableFileError:
                 continue
             labels.append(label)
             held_out.append(number % HELD_OUT == HELD_OUT - 1)

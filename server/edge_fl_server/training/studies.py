@@ -15,14 +15,15 @@ import numpy as np
 
 from edge_fl import models
 from edge_fl.config import MethodConfig, MethodSpec
-from edge_fl.data import datasets, partition, pictures, split_file
+from edge_fl.data import datasets, partition, split_file
 from edge_fl.data.class_names import require_class_names
 from edge_fl.data.partition import Split
-from edge_fl.data.samples import ClientData, Dataset, Images, Labels, Samples
+from edge_fl.data.samples import Array, ClientData, Dataset, Labels, Samples
 from edge_fl.errors import ConfigError, DataError
 from edge_fl.inputs import InputSpec
 from edge_fl.methods import PRETRAINED
 from edge_fl.methods.contract.client import Client
+from edge_fl.modalities import pictures
 from edge_fl.seeds import generator
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training.clients import ClientId
@@ -168,7 +169,7 @@ class ClientStore(Mapping[ClientId, Client]):
     """The clients of a run by id, each built on access from its rows of `x` uint8 [N, C, H, W] and `y` [N]."""
 
     settings: ClientSettings
-    x: Images
+    x: Array
     y: Labels
     split: Split
     device: str = "cpu"

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_fl.data import datasets, npz
+from edge_fl.data import datasets
 from edge_fl.errors import DataError
+from edge_fl.files import npz
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.data.spec import DataSpec
 from tests.devices.loading import loaded

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_fl.data import grouping, pictures
-from edge_fl_devices.data import picture_index
-from edge_fl_devices.data.picture_index import Origin, grouped
+from edge_fl.data import grouping
+from edge_fl.modalities import pictures
+from edge_fl_devices.data import file_index
+from edge_fl_devices.data.file_index import Origin, grouped
 
 NOON = datetime(2024, 1, 31, 12, tzinfo=UTC).timestamp()
 
@@ -25,7 +26,7 @@ def picture(path: Path, taken: str = "", at_s: float = NOON, size: tuple[int, in
 
 
 def origin(path: Path) -> Origin:
-    return picture_index.origin(path, pictures.header(path))
+    return file_index.origin(path, pictures.header(path))
 
 
 def numbers(*given: Origin) -> list[int]:

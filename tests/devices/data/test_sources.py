@@ -13,13 +13,13 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image, ImageOps
 
-from edge_fl.data import datasets, grouping, pictures
+from edge_fl.data import datasets, grouping
 from edge_fl.data.class_names import OUTSIDE
-from edge_fl.data.limits import PictureLimits
-from edge_fl.data.pictures import PictureError
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ConfigError, DataError
 from edge_fl.inputs import InputSpec
+from edge_fl.modalities import UnusableFileError, pictures
+from edge_fl.modalities.limits import FileLimits
 from edge_fl_devices.config import DeviceConfig, convert
 from edge_fl_devices.data import load, record, sources
 from edge_fl_devices.data.load import ImageStream, collect
@@ -310,7 +310,7 @@ def test_heic_without_its_decoder_names_the_extra(tmp_path: Path, monkeypatch: p
         (tmp_path / "cat" / name).write_bytes(HEIC_START)
     _, report = loaded(str(tmp_path), DataSpec(PETS, GREY))
     assert report.skipped == {"HEIC needs pip install 'edge-fl[heic]'": 2}
-    with pytest.raises(PictureError, match=r"edge-fl\[heic\]"):
+    with pytest.raises(UnusableFileError, match=r"edge-fl\[heic\]"):
         pictures.decode(BytesIO(HEIC_START), GREY)
 
 
@@ -320,7 +320,7 @@ def test_heic_is_read_with_its_decoder(tmp_path: Path) -> None:
     assert pictures.decode(tmp_path / "x.heic", InputSpec((3, 8, 8))).shape == (3, 8, 8)
     assert pictures.decode(tmp_path / "x.heic", None)[0].mean() > 180
     (tmp_path / "x.heic").write_bytes(HEIC_START)
-    with pytest.raises(PictureError, match="damaged"):
+    with pytest.raises(UnusableFileError, match="damaged"):
         pictures.check(tmp_path / "x.heic")
 
 
@@ -347,8 +347,8 @@ def test_one_class_is_allowed_and_flagged(tmp_path: Path) -> None:
 def test_limits_hold(tmp_path: Path) -> None:
     pets(tmp_path)
     with pytest.raises(DataError, match="more than 3 images"):
-        loaded(str(tmp_path), DataSpec(PETS, GREY, limits=PictureLimits(max_images=3)))
-    for limits in (PictureLimits(max_pixels=63), PictureLimits(max_decoding_bytes=63)):
+        loaded(str(tmp_path), DataSpec(PETS, GREY, limits=FileLimits(max_samples=3)))
+    for limits in (FileLimits(max_pixels=63), FileLimits(max_decoding_bytes=63)):
         with pytest.raises(DataError, match="8 too large for this board"):
             loaded(str(tmp_path), DataSpec(PETS, GREY, limits=limits))
 

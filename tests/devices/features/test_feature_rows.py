@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_fl_devices.config import POOL
-from edge_fl_devices.data.picture_index import Origin
+from edge_fl_devices.data.file_index import Origin
 from edge_fl_devices.features import feature_rows
 from edge_fl_devices.features.feature_rows import LABELLING, FeatureRows, file_key, of_pool
 

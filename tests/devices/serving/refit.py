@@ -7,7 +7,7 @@ import numpy as np
 
 from edge_fl import heads
 from edge_fl.heads.probability_calibration import UNCALIBRATED, Calibration, class_means
-from edge_fl.release.manifests import scale
+from edge_fl.modalities import scaled
 from edge_fl_devices.storage.store import Store, StoredHead
 from tests.devices import graphs
 from tests.devices.images import X, Y
@@ -18,7 +18,7 @@ def refit(
 ) -> None:
     """Fits it on the images' features; `plan` and `extras` are those of a release."""
     (stored,) = Store(folder).heads()
-    z = scale(X).reshape(12, -1) @ graphs.WEIGHTS
+    z = scaled(X).reshape(12, -1) @ graphs.WEIGHTS
     head = heads.fit(kind, z, y, 2, unit_norm=False, extractor=stored.head.extractor, **plan)
     Store(folder).keep_head(StoredHead(head, 1, stored.parcel, calibration=calibration))
 
@@ -26,6 +26,6 @@ def refit(
 def calibrated(temperature: float = 1.0, furthest: float = 1.0) -> Calibration:
     """Of 40 held-out predictions the upper half is correct; pictures at more than `furthest` from the class means are unknown."""
     confidences = np.linspace(0.5, 0.999, 40, dtype=np.float32)
-    z = scale(X).reshape(12, -1) @ graphs.WEIGHTS
+    z = scaled(X).reshape(12, -1) @ graphs.WEIGHTS
     distances = np.linspace(0, furthest, 40, dtype=np.float32)
     return Calibration(temperature, confidences, np.arange(40) >= 20, class_means(z, Y), distances)

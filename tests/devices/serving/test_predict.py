@@ -19,7 +19,7 @@ from edge_fl.cli import main
 from edge_fl.errors import DataError, InputError
 from edge_fl.heads.fleet import Fleet
 from edge_fl.heads.probability_calibration import class_means
-from edge_fl.release.manifests import scale
+from edge_fl.modalities import scaled
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices import cli
 from edge_fl_devices.config import DeviceConfig
@@ -149,7 +149,7 @@ def test_a_distant_picture_is_unknown(folder: Path) -> None:
 @pytest.mark.parametrize("present", [[0, 1], [0]])
 def test_classes_that_only_the_fleets_head_knows_are_answered(folder: Path, present: list[int]) -> None:
     (stored,) = Store(folder).heads()
-    z, rows = scale(X).reshape(12, -1) @ graphs.WEIGHTS, np.array(present)
+    z, rows = scaled(X).reshape(12, -1) @ graphs.WEIGHTS, np.array(present)
     weights = class_means(z, Y)[rows]
     head = Fleet(2, stored.head.extractor, weights, np.zeros(len(rows), np.float32), rows)
     labelled = replace(

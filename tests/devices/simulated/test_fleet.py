@@ -18,7 +18,7 @@ from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
-from edge_fl.release.manifests import Canary, Manifest, canary_images
+from edge_fl.release.manifests import Canary, Manifest, canary_input
 from edge_fl.wire.messages import Report, Round
 from edge_fl.wire.tensors import pack
 from edge_fl_devices.agent.state import AgentLimits
@@ -50,7 +50,7 @@ WEIGHTS = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
 
 def extractor() -> tuple[bytes, Manifest]:
     payload = graphs.graph(weights=WEIGHTS, input_shape=("n", 1, 8, 8), output_shape=("n", 8))
-    features = canary_images(Canary(5, 2, []), INPUT).reshape(2, -1) @ WEIGHTS
+    features = canary_input(Canary(5, 2, []), INPUT).reshape(2, -1) @ WEIGHTS
     manifest = graphs.manifest_for(payload, expected=features, input=INPUT, feature_dim=8, classes=DIGITS)
     return payload, manifest
 

@@ -25,8 +25,9 @@ from edge_fl.failures import Failure
 from edge_fl.heads.class_statistics import sums
 from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
-from edge_fl.learn.batches import as_tensor, pixels
+from edge_fl.learn.batches import as_tensor
 from edge_fl.learn.codec.differential_privacy import cost, epsilon
+from edge_fl.learn.pictures import pixels
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client

@@ -144,7 +144,7 @@ def test_a_release_for_images_of_another_size_is_compared_too(site: Site, below:
     """With another size the split is another one, so a head is fitted on the served extractor once more."""
     server, small = site.server, InputSpec((1, 2, 2))
     weights = np.ones((4, graphs.DIM), np.float32)
-    images = graphs.canary_images(graphs.Canary(seed=5, images=2, features=[]), small).reshape(2, -1)
+    images = graphs.canary_input(graphs.Canary(seed=5, images=2, features=[]), small).reshape(2, -1)
 
     def publish(weights: np.ndarray) -> None:
         payload = graphs.graph(weights=weights, input_shape=("n", *small.shape))

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_fl.data import datasets, npz
+from edge_fl.data import datasets
 from edge_fl.errors import DataError
+from edge_fl.files import npz
 
 DATA = Path(os.environ.get("EDGE_FL_DATA", ".data"))
 

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-from edge_fl.data import limits, pictures
-from edge_fl.data.limits import MB, PictureLimits
-from edge_fl.data.pictures import PictureError
 from edge_fl.inputs import InputSpec
+from edge_fl.modalities import UnusableFileError, limits, pictures
+from edge_fl.modalities.limits import MB, FileLimits
 
 WIDTH, HEIGHT = 2400, 1600
 INPUT = InputSpec((3, 64, 64))
@@ -23,7 +22,7 @@ INPUT = InputSpec((3, 64, 64))
 PEAK = r"""
 import re, sys
 from pathlib import Path
-from edge_fl.data import formats, pictures
+from edge_fl.modalities import formats, pictures
 from edge_fl.inputs import InputSpec
 input = InputSpec((3, 64, 64)) if sys.argv[3] == "reduced" else None
 def peak():
@@ -128,32 +127,30 @@ def test_the_estimate_is_not_below_the_peak(tmp_path: Path, kind: str, how: str)
     assert peak <= estimate <= 2.5 * peak + 28 * MB
 
 
-def refused(path: Path, limits: PictureLimits) -> str:
-    with pytest.raises(PictureError) as raised:
+def refused(path: Path, limits: FileLimits) -> str:
+    with pytest.raises(UnusableFileError) as raised:
         pictures.decode(path, INPUT, limits)
-    with pytest.raises(PictureError):
+    with pytest.raises(UnusableFileError):
         pictures.check(path, limits)
     assert raised.value.reason == pictures.TOO_LARGE
     return raised.value.detail
 
 
-ON_A_PI = PictureLimits(max_decoding_bytes=213 * MB)
+ON_A_PI = FileLimits(max_decoding_bytes=213 * MB)
 """Half the 427 MB of a Raspberry Pi Zero 2 W."""
 
 
 def test_small_files_of_large_pictures_are_refused_before_they_are_decoded(tmp_path: Path) -> None:
     Image.new("RGB", (7874, 7874)).save(tmp_path / "x.webp", method=0, lossless=True)
     assert (tmp_path / "x.webp").stat().st_size < 100_000
-    assert refused(tmp_path / "x.webp", PictureLimits(max_decoding_bytes=512 * MB)) == (
+    assert refused(tmp_path / "x.webp", FileLimits(max_decoding_bytes=512 * MB)) == (
         "decoding takes about 992 MB, this board allows 512 MB (62.0 megapixels of WEBP)"
     )
     run_lengths(tmp_path / "x.bmp", 8000, 8000, bytes([0, 2, 255, 255]) * 31 + b"\0\1")
-    assert "(64.0 megapixels of BMP)" in refused(
-        tmp_path / "x.bmp", PictureLimits(max_decoding_bytes=128 * MB)
-    )
+    assert "(64.0 megapixels of BMP)" in refused(tmp_path / "x.bmp", FileLimits(max_decoding_bytes=128 * MB))
     run_lengths(tmp_path / "row.bmp", 10_000_000, 1, bytes([0, 2, 0, 255]))  # 255 rows of zeros
     assert "this board allows 512 MB" in refused(
-        tmp_path / "row.bmp", PictureLimits(max_decoding_bytes=512 * MB)
+        tmp_path / "row.bmp", FileLimits(max_decoding_bytes=512 * MB)
     )
 
 
@@ -168,12 +165,12 @@ def test_a_photo_of_64_or_200_megapixels_is_read_where_a_small_jpeg_is(tmp_path:
 
 def test_a_jpeg_whose_scans_hold_one_component_each_counts_as_progressive(tmp_path: Path) -> None:
     write("JPEG", "RGB", tmp_path / "x.jpg", 4000, 3000)
-    pictures.check(tmp_path / "x.jpg", PictureLimits(max_decoding_bytes=30 * MB))
+    pictures.check(tmp_path / "x.jpg", FileLimits(max_decoding_bytes=30 * MB))
     whole = (tmp_path / "x.jpg").read_bytes()
     scan = whole.index(b"\xff\xda")
     (tmp_path / "x.jpg").write_bytes(whole[:scan] + b"\xff\xda\0\x08\x01\x01\0\0\x3f\0" + whole[scan + 14 :])
-    with pytest.raises(PictureError, match="this board allows 30 MB"):
-        pictures.check(tmp_path / "x.jpg", PictureLimits(max_decoding_bytes=30 * MB))
+    with pytest.raises(UnusableFileError, match="this board allows 30 MB"):
+        pictures.check(tmp_path / "x.jpg", FileLimits(max_decoding_bytes=30 * MB))
 
 
 @pytest.mark.parametrize(("memory_mb", "allowed_mb"), [(100, 128), (427, 213), (906, 453), (8000, 512)])
@@ -183,6 +180,6 @@ def test_a_board_allows_half_its_memory_within_bounds(
     monkeypatch.setattr(limits, "total_memory_mb", lambda: memory_mb)
     limits.board_bytes.cache_clear()
     try:
-        assert PictureLimits().decoding_bytes // MB == allowed_mb
+        assert FileLimits().decoding_bytes // MB == allowed_mb
     finally:
         limits.board_bytes.cache_clear()

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_fl.data import limits, pictures
-from edge_fl.data.limits import Depth
-from edge_fl.data.pictures import PictureError
 from edge_fl.inputs import InputSpec
+from edge_fl.modalities import UnusableFileError, limits, pictures
+from edge_fl.modalities.limits import Depth
 
 GREY = InputSpec((1, 8, 8))
 RAMP = np.arange(64, dtype=np.uint16).reshape(8, 8)
@@ -72,7 +71,7 @@ def test_a_dark_picture_stays_dark_beside_a_bright_one(tmp_path: Path) -> None:
 
 def test_a_picture_that_uses_more_bits_is_named_instead_of_cut_off(tmp_path: Path) -> None:
     path = saved(tmp_path / "x.png", np.full((8, 8), 4096, np.uint16))
-    with pytest.raises(PictureError, match=r"x\.png: uses more than 12 bits, .*: set bits = 16"):
+    with pytest.raises(UnusableFileError, match=r"x\.png: uses more than 12 bits, .*: set bits = 16"):
         pictures.decode(path, GREY, bits=12)
 
 
@@ -97,5 +96,5 @@ def test_colours_of_16_bits_are_scaled_too_and_the_remark_says_what_is_lost(tmp_
     pixels = pictures.decode(path, InputSpec((3, 8, 8)), bits=12)
     assert pixels[:, 0, 0].tolist() == [240, 112, 0]
     assert pictures.decode(path, InputSpec((3, 8, 8)))[:, 0, 0].tolist() == [15, 7, 0]
-    with pytest.raises(PictureError, match="more than 12 bits"):
+    with pytest.raises(UnusableFileError, match="more than 12 bits"):
         pictures.decode(BytesIO(saved_colour(tmp_path / "y.png", 0xFFFF).read_bytes()), None, bits=12)

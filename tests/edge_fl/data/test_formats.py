@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, features
 
-from edge_fl.data import formats, pictures
-from edge_fl.data.pictures import PictureError
 from edge_fl.inputs import InputSpec
+from edge_fl.modalities import UnusableFileError, formats, pictures
 
 GREY = InputSpec((1, 8, 8))
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
@@ -27,7 +26,7 @@ def saved(format: str, **options: object) -> bytes:
 
 
 def reason(path: Path) -> str:
-    with pytest.raises(PictureError) as raised:
+    with pytest.raises(UnusableFileError) as raised:
         pictures.decode(path, GREY)
     assert str(path) in str(raised.value)
     return raised.value.reason
@@ -65,7 +64,7 @@ def test_postscript_starts_no_program(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / name).write_bytes(start)
     assert reason(tmp_path / name) == "PostScript is not read"
-    with pytest.raises(PictureError, match="PostScript is not read"):
+    with pytest.raises(UnusableFileError, match="PostScript is not read"):
         pictures.decode(BytesIO(start), None)
     assert not started.exists()
 
@@ -97,7 +96,7 @@ def test_a_malformed_tiff_is_that_files_reason(tmp_path: Path) -> None:
         damaged[place] ^= 0xFF
         try:
             pictures.decode(BytesIO(bytes(damaged)), GREY)
-        except PictureError as error:
+        except UnusableFileError as error:
             assert error.reason
 
 
@@ -125,7 +124,7 @@ def test_whatever_a_decoder_raises_is_that_files_reason(
     (tmp_path / "x.png").write_bytes(saved("PNG"))
     monkeypatch.setattr(ImageFile.ImageFile, "load", load)
     assert reason(tmp_path / "x.png") == words
-    with pytest.raises(PictureError) as raised:
+    with pytest.raises(UnusableFileError) as raised:
         pictures.decode(tmp_path / "x.png", None)
     assert raised.value.passing == (words in ("out of memory", "input/output error"))
 
@@ -135,7 +134,7 @@ def test_the_reason_of_an_unreadable_header_names_no_object_of_the_program(tmp_p
     damaged[4:8] = struct.pack("<I", len(damaged) + 100)  # where its directory would be
     (tmp_path / "x.tif").write_bytes(damaged)
     for source in (tmp_path / "x.tif", BytesIO(damaged)):
-        with pytest.raises(PictureError) as raised:
+        with pytest.raises(UnusableFileError) as raised:
             pictures.decode(source, GREY)
         assert raised.value.words == "damaged: its header cannot be read"
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_fl.data import npz
 from edge_fl.errors import DataError
+from edge_fl.files import npz
 
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from edge_fl.data import npz
+from edge_fl.files import npz
 used = int(next(line for line in open("/proc/self/status") if line.startswith("VmSize")).split()[1]) << 10
 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
 try:

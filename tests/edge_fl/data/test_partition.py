@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_fl.data import datasets, npz
+from edge_fl.data import datasets
 from edge_fl.data.partition import (
     PARTITIONS,
     DataConfig,
@@ -20,6 +20,7 @@ from edge_fl.data.partition import (
 )
 from edge_fl.data.samples import Dataset, Samples
 from edge_fl.errors import DataError
+from edge_fl.files import npz
 
 DIGITS = datasets.load("digits", Path("nowhere"))
 FLEET = DataConfig(clients=12, beta=0.3)

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from edge_fl.data import pictures
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec, Resize
+from edge_fl.modalities import pictures
 
 POLICIES: tuple[Resize, ...] = ("crop", "letterbox", "stretch")
 MEAN = (0.2, 0.4, 0.6)
@@ -137,7 +137,7 @@ def test_a_reduced_picture_hardly_differs_from_the_exact_filter(tmp_path: Path) 
 PEAK = r"""
 import re, sys
 from pathlib import Path
-from edge_fl.data import pictures
+from edge_fl.modalities import pictures
 from edge_fl.inputs import InputSpec
 def peak_kb():
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from edge_fl.data.samples import Dataset, Samples, as_labels, as_pixels, class_ids
+from edge_fl.data.samples import Dataset, Samples, as_labels, class_ids
 from edge_fl.errors import DataError
+from edge_fl.modalities import pictures
 
 
 def some(n: int = 3, shape: tuple[int, int, int] = (1, 2, 2)) -> Samples:
@@ -51,20 +52,20 @@ def test_a_fingerprint_tells_content_apart_and_nothing_else() -> None:
     ],
 )
 def test_images_end_with_channels_first(given: tuple[int, ...], shape: tuple[int, int, int]) -> None:
-    assert as_pixels(np.zeros(given, np.uint8), "here").shape == (given[0], *shape)
+    assert pictures.arrays(np.zeros(given, np.uint8), "here").shape == (given[0], *shape)
 
 
 def test_channels_last_are_moved_not_reshaped() -> None:
     x = np.arange(12, dtype=np.uint8).reshape(1, 2, 2, 3)
-    assert as_pixels(x, "here")[0, 1].tolist() == [[1, 4], [7, 10]]
+    assert pictures.arrays(x, "here")[0, 1].tolist() == [[1, 4], [7, 10]]
 
 
 def test_floats_from_0_to_1_become_grey_levels_and_other_ranges_are_refused() -> None:
-    assert as_pixels(np.array([[[0.0, 0.5, 1.0]]]), "here").ravel().tolist() == [0, 128, 255]
-    assert as_pixels(np.array([[[0, 255]]]), "here").ravel().tolist() == [0, 255]
+    assert pictures.arrays(np.array([[[0.0, 0.5, 1.0]]]), "here").ravel().tolist() == [0, 128, 255]
+    assert pictures.arrays(np.array([[[0, 255]]]), "here").ravel().tolist() == [0, 255]
     for wrong in ([[[0.0, 1.5]]], [[[-0.1, 0.5]]], [[[np.nan, 0.5]]], [[[0, 256]]]):
         with pytest.raises(DataError, match=r"here: .*images range over .*expected 0\.\."):
-            as_pixels(np.array(wrong), "here")
+            pictures.arrays(np.array(wrong), "here")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_floats_from_0_to_1_become_grey_levels_and_other_ranges_are_refused() ->
 )
 def test_arrays_that_are_no_images_are_refused(x: np.ndarray) -> None:
     with pytest.raises(DataError, match="here: images"):
-        as_pixels(x, "here")
+        pictures.arrays(x, "here")
 
 
 def test_a_label_outside_the_class_list_names_file_index_label_and_classes() -> None:

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_fl.learn.batches import Batches, cut, in_batches, pixels
+from edge_fl.learn.batches import Batches, cut, in_batches
+from edge_fl.learn.pictures import pixels
 from tests.edge_fl.methods import toy
 
 

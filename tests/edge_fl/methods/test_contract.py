@@ -21,8 +21,8 @@ from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ArtefactError, MethodError, RunError
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl.learn.batches import pixels
 from edge_fl.learn.optimiser import Sgd
+from edge_fl.learn.pictures import pixels
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.methods import METHODS, names
 from edge_fl.methods.contract import norm, steps, tiers

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from edge_fl.learn import tree
-from edge_fl.learn.batches import Batch, Batches, pixels
+from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.pictures import pixels
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods import fedala
 from edge_fl.methods.contract import steps

@@ -5,8 +5,8 @@ import torch
 
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl.learn.batches import pixels
 from edge_fl.learn.optimiser import Sgd
+from edge_fl.learn.pictures import pixels
 from edge_fl.methods.contract import steps
 from tests.edge_fl.methods import scalar, toy
 

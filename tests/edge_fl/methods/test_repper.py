@@ -10,9 +10,10 @@ from torch import Tensor
 from edge_fl import heads
 from edge_fl.learn import tree
 from edge_fl.learn.augment import AUGMENTATIONS
-from edge_fl.learn.batches import Batch, Batches, pixels
+from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import supcon, supcon_in, unit
+from edge_fl.learn.pictures import pixels
 from edge_fl.learn.random import fold
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods.contract import steps

@@ -19,9 +19,10 @@ from edge_fl.data.samples import ClientData, Samples
 from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl.learn.batches import Batches, pixels
+from edge_fl.learn.batches import Batches
 from edge_fl.learn.network.part import Net, Part
 from edge_fl.learn.optimiser import Optimiser, Sgd
+from edge_fl.learn.pictures import pixels
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods import build
 from edge_fl.methods.contract import steps

@@ -5,7 +5,8 @@ import pytest
 from edge_fl.blob import digest
 from edge_fl.errors import ArtefactError
 from edge_fl.inputs import InputSpec
-from edge_fl.release.manifests import Canary, canary_images, decode, encode, listed, scale
+from edge_fl.modalities import scaled
+from edge_fl.release.manifests import Canary, canary_input, decode, encode, listed
 
 
 def test_a_manifest_survives_the_wire(make_release):
@@ -46,18 +47,18 @@ def test_a_canary_whose_rows_do_not_fit_is_refused(make_release, features):
         decode(msgspec.json.encode(tree))
 
 
-def test_canary_images_are_the_same_everywhere_and_look_like_scaled_pixels():
-    images = canary_images(Canary(seed=7, images=2, features=[[0.0], [0.0]]), InputSpec((3, 5, 5)))
+def test_canary_input_are_the_same_everywhere_and_look_like_scaled_pixels():
+    images = canary_input(Canary(seed=7, images=2, features=[[0.0], [0.0]]), InputSpec((3, 5, 5)))
     assert images.shape == (2, 3, 5, 5)
     assert images.dtype == np.float32
     pixels = np.rint(images * 255).astype(np.uint8)
-    assert np.array_equal(scale(pixels), images)
+    assert np.array_equal(scaled(pixels), images)
     # Golden: a change here would break every canary already signed.
     assert digest(pixels.tobytes()) == "44c3891da5a60b0565641c7ab26fee658890449ee5b8aca8bce265ed6c5c4511"
 
 
 def test_another_seed_gives_other_images():
-    first, second = (canary_images(Canary(seed, 1, [[0.0]]), InputSpec((1, 8, 8))) for seed in (1, 2))
+    first, second = (canary_input(Canary(seed, 1, [[0.0]]), InputSpec((1, 8, 8))) for seed in (1, 2))
     assert not np.array_equal(first, second)
 
 

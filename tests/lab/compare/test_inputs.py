@@ -12,8 +12,8 @@ import pytest
 
 import edge_fl
 from edge_fl import cli
-from edge_fl.data import npz
 from edge_fl.errors import DataError, MethodError
+from edge_fl.files import npz
 from edge_fl.methods import METHODS
 from edge_fl_lab.compare import cell_runs, comparison
 from edge_fl_lab.compare.grid import Cell, cells

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from edge_fl.blob import describe, split
 from edge_fl.inputs import InputSpec
-from edge_fl.release.manifests import Canary, Manifest, canary_images
+from edge_fl.release.manifests import Canary, Manifest, canary_input
 from edge_fl.wire.transport import JSON
 from edge_fl_devices.config import CaptureConfig, DeviceConfig
 from edge_fl_devices.storage.slots import Slots
@@ -79,7 +79,7 @@ def manifest(classes: list[str] = CLASSES, **changes: Any) -> tuple[Manifest, by
     nodes = [graphs.helper.make_node("Relu", ["z"], ["features"])]
     payload = graphs.graph(nodes, weights=weights, input_shape=("n", *INPUT.shape), output_shape=("n", DIM))
     question = Canary(seed=5, images=2, features=[])
-    expected = np.maximum(canary_images(question, INPUT).reshape(2, -1) @ weights, 0)
+    expected = np.maximum(canary_input(question, INPUT).reshape(2, -1) @ weights, 0)
     fields = {"classes": classes, "input": INPUT, "feature_dim": DIM, "extractor": describe(payload, 65536)}
     return graphs.manifest_for(payload, expected=expected, **(fields | changes)), payload
 

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_fl.blob import describe, split
-from edge_fl.data import pictures
 from edge_fl.heads import HeadPlan, fleet
 from edge_fl.heads.wording import NOT_PERSONAL, OWN, WITH_LABELS
+from edge_fl.modalities import pictures
 from edge_fl.wire import tensors
 from edge_fl.wire.messages import Assignment
 from edge_fl_devices.agent.effects import Fit

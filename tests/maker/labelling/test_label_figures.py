@@ -24,7 +24,7 @@ from PIL import Image
 from edge_fl.data.grouping import thumbnails
 from edge_fl_devices import config
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.data.picture_index import Origin
+from edge_fl_devices.data.file_index import Origin
 from edge_fl_devices.features.feature_rows import FeatureRows, file_key
 from edge_fl_devices.storage.store import Store
 from edge_fl_maker.capture.pools import Pool

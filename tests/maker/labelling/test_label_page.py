@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_fl.data import pictures
+from edge_fl.modalities import pictures
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_maker.access import HttpAccess
 from tests.browsing import Visit, visiting

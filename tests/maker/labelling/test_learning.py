@@ -12,18 +12,17 @@ import numpy as np
 import pytest
 
 from edge_fl import heads
-from edge_fl.data import pictures
 from edge_fl.data.grouping import SIDE
 from edge_fl.errors import DataError, InputError
 from edge_fl.heads.plan import HeadPlan
-from edge_fl.release.manifests import scale
+from edge_fl.modalities import pictures, scaled
 from edge_fl.wire.messages import Assignment, Report
 from edge_fl_devices.agent.effects import Fit
 from edge_fl_devices.agent.outbox import Parcel
 from edge_fl_devices.child import KILLS
 from edge_fl_devices.data.decoding_marker import FATAL
+from edge_fl_devices.data.file_index import Origin
 from edge_fl_devices.data.load import streamer
-from edge_fl_devices.data.picture_index import Origin
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.feature_rows import FeatureRows, read, read_groups
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
@@ -193,7 +192,7 @@ def test_a_closed_form_is_fitted_at_once_whatever_the_agent_fits() -> None:
 
 
 def test_feature_rows_survive_a_torn_write_and_drop_what_is_gone(tmp_path: Path) -> None:
-    z = scale(np.random.default_rng(0).integers(0, 256, (700, 3), np.uint8))
+    z = scaled(np.random.default_rng(0).integers(0, 256, (700, 3), np.uint8))
     keys = [bytes([number % 256, number // 256]) + bytes(14) for number in range(700)]
     rows = FeatureRows(tmp_path, "a" * 64, 3)
     thumbs = np.random.default_rng(1).integers(0, 256, (350, SIDE**2), np.uint8)

@@ -15,8 +15,8 @@ import torch
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
+from edge_fl.modalities import pictures, scaled
 from edge_fl.models import backbone_input
-from edge_fl.release.manifests import scale
 from edge_fl.release.onnx_form import IR_VERSION, OPSET, SESSION
 from edge_fl_server.recipes.recipe import QuantiseConfig
 from edge_fl_server.release import export, quantise
@@ -79,7 +79,7 @@ def test_a_family_exports_with_parity_and_passes_the_int8_gate(case: str, capsys
     model = onnx.load_from_string(fp32.onnx)
     assert [each.version for each in model.opset_import] == [fp32.opset] == [OPSET]
     assert model.ir_version == fp32.ir == IR_VERSION and fp32.difference <= 1e-4
-    images = quantise.synthetic(spec.input, 24, seed=1)
+    images = pictures.synthetic(spec.input, 24, seed=1)
     int8 = quantise.quantise(fp32.onnx, images[:16])
     found = [Session(payload).features(images[16:]) for payload in (fp32.onnx, int8)]
     cosine = quantise._cosine(*found)
@@ -109,7 +109,7 @@ def test_fastvit_is_exported_without_its_training_branches() -> None:
         )
         for train in ("all", "none")
     )
-    x = scale(quantise.synthetic(plain.net.input, 2, seed=1))
+    x = scaled(pictures.synthetic(plain.net.input, 2, seed=1))
     found = [
         each.net.extractor.frozen(steps.start(each)["extractor"], torch.from_numpy(x)).numpy()
         for each in (plain, merged)

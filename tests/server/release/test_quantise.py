@@ -17,7 +17,8 @@ from edge_fl.inputs import InputSpec
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
-from edge_fl.release.manifests import canary_images, decode, encode
+from edge_fl.modalities import pictures
+from edge_fl.release.manifests import canary_input, decode, encode
 from edge_fl.seeds import generator
 from edge_fl_server.recipes.recipe import QuantiseConfig
 from edge_fl_server.release import export, quantise
@@ -81,7 +82,7 @@ def test_without_pictures_calibration_is_on_synthetic_images(tiny: Any) -> None:
     strict = QuantiseConfig(int8=True, min_cosine=1.0)
     assert quantise.quantiser_without_pictures(GREY, strict, 1, said.append)(onnx, 10, False) is None
     assert "int8 is not published: cosine 0.9" in said[1]
-    images = quantise.synthetic(InputSpec((3, 16, 24)), 4, seed=1)
+    images = pictures.synthetic(InputSpec((3, 16, 24)), 4, seed=1)
     assert images.shape == (4, 3, 16, 24) and images.dtype == np.uint8 and 20 < images.std() < 90
 
 
@@ -108,7 +109,7 @@ def test_a_release_with_both_carries_a_canary_for_each(tiny: Any) -> None:
     assert payloads.keys() >= manifest.extractors
     small = manifest.chosen("int8")
     assert describe(payloads[small.extractor.sha256]) == small.extractor
-    found = Session(payloads[small.extractor.sha256]).run(canary_images(small.canary, spec.input))
+    found = Session(payloads[small.extractor.sha256]).run(canary_input(small.canary, spec.input))
     for row, expected in zip(found, small.canary.features, strict=True):
         assert np.abs(row[: len(expected)] - np.array(expected)).max() <= small.canary.tolerance
     assert small.canary.tolerance > manifest.canary.tolerance

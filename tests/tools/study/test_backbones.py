@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from edge_fl.config import ModelConfig
-from edge_fl.data import datasets, npz
+from edge_fl.data import datasets
+from edge_fl.files import npz
 from edge_fl.inputs import InputSpec
 from tools.study import backbone_cells, backbones
 from tools.study.backbone_cells import Study

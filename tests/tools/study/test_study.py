@@ -7,7 +7,7 @@ import pytest
 
 from edge_fl import metrics
 from edge_fl.console import tables
-from edge_fl.data import npz
+from edge_fl.files import npz
 from edge_fl_lab import recommend
 from edge_fl_lab.compare.cell_runs import CellResult
 from tools.study import cli, findings, images, runs, settings

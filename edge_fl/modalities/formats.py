@@ -24,9 +24,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 from PIL import Image, ImageFile
 
-SUFFIXES = frozenset(
-    ".png .jpg .jpeg .jfif .mpo .webp .bmp .gif .tif .tiff .ppm .pgm .heic .heif .avif".split()
-)
 START_BYTES = 64
 """Of a file, enough to find its format."""
 BASE_BYTES = 8 * 1024**2

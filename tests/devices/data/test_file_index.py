@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_fl.data import limits, pictures
 from edge_fl.errors import KilledError
 from edge_fl.inputs import InputSpec
+from edge_fl.modalities import limits, pictures
 from edge_fl_devices.child import Child, encode, feature_children
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.data import load, picture_index
+from edge_fl_devices.data import file_index, load
 from edge_fl_devices.data.current import CurrentData
+from edge_fl_devices.data.file_index import SUFFIX, PictureFacts, PictureIndex
 from edge_fl_devices.data.load import collect
-from edge_fl_devices.data.picture_index import SUFFIX, PictureFacts, PictureIndex
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.features.child_loader import ChildFeatureLoader, FeatureRequest
 from edge_fl_devices.features.client_features import LoadedFeatures
@@ -197,7 +197,7 @@ def test_what_is_known_already_is_not_written_again(config: DeviceConfig) -> Non
 
 
 def test_the_index_drops_files_that_are_gone(config: DeviceConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picture_index, "SPARE_ROWS", 0)
+    monkeypatch.setattr(file_index, "SPARE_ROWS", 0)
     folder, images = Path(config.folder), Path(config.data)
     for kept in (20, 4):
         index = PictureIndex(folder, "any", lambda image: PictureFacts(b"k"))

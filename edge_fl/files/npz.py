@@ -6,14 +6,16 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edge_fl.data.samples import Array
 from edge_fl.errors import DataError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
 
+Array = NDArray[Any]
 MAX_FILE_BYTES = 8 * 2**30
 SMALL_BYTES = 2**20  # an array that always fits into memory
 _BROKEN = (

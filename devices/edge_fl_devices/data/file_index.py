@@ -33,7 +33,7 @@ from msgspec import Struct
 
 from edge_fl.data import grouping
 from edge_fl.data.grouping import Groups
-from edge_fl.data.samples import Images
+from edge_fl.data.samples import Array
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import raw, text
 from edge_fl.untrusted import NOT_JSON
@@ -41,7 +41,7 @@ from edge_fl_devices.data.location import file_digest
 from edge_fl_devices.storage.rows import RowFile
 
 if TYPE_CHECKING:
-    from edge_fl.data.pictures import Header
+    from edge_fl.modalities.pictures import Header
 
 MINUTE_S = 60
 MOST_OF_A_MINUTE = 12
@@ -112,7 +112,7 @@ class PictureFacts(Struct, frozen=True):
     reason: why the file is skipped, "" if it is usable; detail: for this machine. thumbnail (`grouping.thumbnails`) and origin,
     None for an image of an array, tell which pictures belong together.
     bits: the range of 16-bit pictures with which it was read (`Depth.scale`); used: what it uses
-    itself (`edge_fl.data.pictures.Used`). file: `edge_fl_devices.data.location.file_key`, of a reading, not of the index.
+    itself (`edge_fl.modalities.pictures.Used`). file: `edge_fl_devices.data.location.file_key`, of a reading, not of the index.
     """
 
     key: bytes = b""
@@ -158,7 +158,7 @@ class PictureIndex:
     `facts` derives them from the pixels.
     """
 
-    def __init__(self, folder: Path, reading: object, facts: Callable[[Images], PictureFacts]) -> None:
+    def __init__(self, folder: Path, reading: object, facts: Callable[[Array], PictureFacts]) -> None:
         described = hashlib.blake2b(repr((VERSION, reading)).encode(), digest_size=16).hexdigest()
         self.path = folder / f"{described}{SUFFIX}"
         self.facts = facts

@@ -1,6 +1,6 @@
 """Pictures as arrays: decode a file with Pillow within limits, and fit pictures to an extractor's input by its resize policy.
 
-Training, export and devices share this module, and no other opens a picture. Whatever its decoder raises is a PictureError of that picture.
+Training, export and devices share this module, and no other opens a picture. Whatever its decoder raises is an UnusableFileError.
 Memory: one decoded picture (Pillow stores RGB as 4 bytes per pixel: 48 MB for 12 megapixels) and strips of it. A large JPEG is decoded at a
 fraction of its size, so it takes less. One picture is decoded at a time in a process, so that the limit on its memory is one on all.
 """
@@ -19,16 +19,19 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from edge_fl.data import formats
-from edge_fl.data.formats import PictureFormat
-from edge_fl.data.limits import FULL_BITS, LIMITS, MB, Depth, PictureLimits
 from edge_fl.errors import DataError, brief
 from edge_fl.files import paths
 from edge_fl.files.folder import unusable
+from edge_fl.files.npz import Array
 from edge_fl.inputs import InputSpec, Resize
+from edge_fl.modalities import ABOUT, SIDE, Reading, Thumbnails, UnusableFileError, cells, formats, rounded
+from edge_fl.modalities.formats import PictureFormat
+from edge_fl.modalities.limits import FULL_BITS, LIMITS, MB, Depth, FileLimits
+from edge_fl.seeds import generator
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +55,8 @@ _DECODING = threading.Lock()
 Image.MAX_IMAGE_PIXELS = LIMITS.max_pixels
 
 Pixels = NDArray[np.uint8]
+BLOCK = 4096  # images per step in a pass over a dataset
+GREY = (0.299, 0.587, 0.114)
 Size = tuple[int, int]  # width, height, as in Pillow
 
 RANGES = (8, 10, 12, 14, FULL_BITS)
@@ -62,36 +67,88 @@ Used = tuple[int, bool]
 """Bits that one picture uses, 0 if it has no more than 8, and whether it has colours."""
 
 
-class PictureError(DataError):
-    """A file that cannot be used as a picture.
+def arrays(x: Array, where: str) -> Pixels:
+    """Convert images to uint8 [N, C, H, W], from integers 0..255 or floats 0..1; [N, H, W], [N, H, W, C] or [N, C, H, W] with C 1 or 3.
 
-    reason: contains nothing of the file, so that reasons can be counted and sent. detail: for this machine. passing: the file itself may
-    be good, because memory, permissions or the disk were to blame.
+    An ambiguous array is read with channels last. Raises DataError, which begins with `where`.
     """
-
-    def __init__(
-        self, path: Path | BinaryIO, reason: str, detail: str = "", *, passing: bool = False
-    ) -> None:
-        self.reason, self.detail, self.passing = reason, detail, passing
-        name = paths.text(path) if isinstance(path, Path) else "picture"
-        super().__init__(f"{name}: {self.words}")
-
-    @property
-    def words(self) -> str:
-        """The reason with its detail."""
-        return f"{self.reason}: {self.detail}" if self.detail else self.reason
-
-
-def require_pictures(input: InputSpec, where: object) -> None:
-    """Raise DataError, which begins with `where`, unless the extractor's input is a picture."""
-    if not input.is_picture:
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and x.shape[3] in _MODES:
+        x = x.transpose(0, 3, 1, 2)
+    elif x.ndim != 4 or x.shape[1] not in _MODES:
         raise DataError(
-            f"{where}: the extractor takes {input.dtype} {list(input.shape)} with axes {input.axes}; expected pictures, uint8 CHW"
+            f"{where}: images of shape {list(x.shape)}, expected [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels"
         )
+    return np.ascontiguousarray(_levels(x, where))
 
 
-def check(path: Path, limits: PictureLimits = LIMITS) -> None:
-    """Read the header of a picture file, not its pixels. Raises PictureError as `decode`, apart from damage behind the header.
+def _levels(x: Array, where: str) -> Pixels:
+    if x.dtype == np.uint8:
+        return x
+    kind = x.dtype.kind
+    if kind not in "iuf":
+        raise DataError(f"{where}: images are {x.dtype}, expected uint8 (0..255) or floats (0..1)")
+    top = 1 if kind == "f" else 255
+    if x.size and not (x.min() >= 0 and x.max() <= top):  # NaN fails both comparisons
+        raise DataError(f"{where}: {x.dtype} images range over {x.min():g}..{x.max():g}, expected 0..{top}")
+    return (x if kind != "f" else np.rint(x * 255)).astype(np.uint8)
+
+
+def input_of(x: Pixels, rows: NDArray[np.int64], given: InputSpec | None = None) -> InputSpec:
+    """Return the input of images [N, C, H, W], with mean and std of the 0..1 pixels at `rows` per channel; else as `given`.
+
+    The sums are of whole numbers, block by block, to avoid a float copy of the dataset.
+    """
+    channels, height, width = x.shape[1:]
+    total, squares = np.zeros(channels, np.int64), np.zeros(channels, np.int64)
+    for start in range(0, len(rows), BLOCK):
+        block = x[rows[start : start + BLOCK]].astype(np.int32)
+        total += block.sum(axis=(0, 2, 3), dtype=np.int64)
+        squares += np.square(block).sum(axis=(0, 2, 3), dtype=np.int64)
+    pixels = len(rows) * height * width
+    mean = total / pixels
+    # a constant channel is divided by one grey level, not by zero
+    std = np.sqrt(np.maximum(squares / pixels - mean**2, 1.0))
+    input = given or InputSpec((channels, height, width))
+    return structs.replace(
+        input, shape=(channels, height, width), mean=rounded(mean / 255), std=rounded(std / 255)
+    )
+
+
+def synthetic(input: InputSpec, count: int, seed: int) -> Pixels:
+    """Images [N, C, H, W] of noise with amplitude 1/frequency, as in photographs: mostly grey, of various brightness and contrast."""
+    rng = generator(seed, "release.synthetic")
+    shape = (count, input.channels + 1, input.height, input.width)
+    frequency = np.hypot(np.fft.fftfreq(input.height)[:, None], np.fft.rfftfreq(input.width))
+    spectrum = np.fft.rfft2(rng.standard_normal(shape)) / np.maximum(frequency, 1 / max(shape[2:]))
+    noise = np.fft.irfft2(spectrum, s=shape[2:])
+    noise /= noise.std((2, 3), keepdims=True)
+    grey, colour = noise[:, :1], noise[:, 1:]
+    brightness, contrast = (rng.uniform(*limits, (count, 1, 1, 1)) for limits in ((0.3, 0.7), (0.1, 0.35)))
+    pixels = 255 * np.clip(brightness + contrast * (0.8 * grey + 0.45 * colour), 0, 1)
+    return pixels.astype(np.uint8)
+
+
+def thumbnails(x: Pixels) -> Thumbnails:
+    """Images [n, C, H, W] with 1 or 3 channels -> grey means of SIDE x SIDE cells, uint8 [n, SIDE²]."""
+    _, channels, height, width = x.shape
+    down, across = cells(height), cells(width)
+    colours = np.array(GREY if channels == len(GREY) else [1 / channels] * channels, np.float32)
+    found = np.empty((len(x), SIDE * SIDE), np.uint8)
+    for row, image in enumerate(x):
+        grey = np.tensordot(colours, image.astype(np.float32), 1)
+        found[row] = np.rint(down @ grey @ across.T).clip(0, 255).reshape(-1).astype(np.uint8)
+    return found
+
+
+def side(x: Pixels) -> int:
+    """Return the shorter side of images [N, C, H, W] in pixels."""
+    return min(x.shape[2:])
+
+
+def check(path: Path, limits: FileLimits = LIMITS) -> None:
+    """Read the header of a picture file, not its pixels. Raises UnusableFileError as `decode`, apart from damage behind the header.
 
     A JPEG counts as small as it can be decoded.
     """
@@ -113,22 +170,22 @@ class Header(NamedTuple):
     wide: bool = False
 
 
-def header(path: Path, limits: PictureLimits = LIMITS) -> Header:
-    """Return what the header of a picture file says. Raises PictureError as `check`."""
+def header(path: Path, limits: FileLimits = LIMITS) -> Header:
+    """Return what the header of a picture file says. Raises UnusableFileError as `check`."""
     with _opened(path, limits) as (picture, file):
         return Header(picture.size, _taken(picture), os.fstat(file.fileno()).st_mtime, _is_wide(picture))
 
 
-def is_wide(path: Path, limits: PictureLimits = LIMITS) -> bool:
-    """Whether a picture has 16 bits per channel, by its header. Raises PictureError."""
+def is_wide(path: Path, limits: FileLimits = LIMITS) -> bool:
+    """Whether a picture has 16 bits per channel, by its header. Raises UnusableFileError."""
     with _opened(path, limits) as (picture, _):
         return _is_wide(picture)
 
 
-def bits_used(path: Path | BinaryIO, limits: PictureLimits = LIMITS) -> tuple[int, bool]:
+def bits_used(path: Path | BinaryIO, limits: FileLimits = LIMITS) -> tuple[int, bool]:
     """Return the bits that the brightest pixel of a 16-bit picture uses, and whether it has colours; 0 bits for other pictures.
 
-    Raises PictureError.
+    Raises UnusableFileError.
     """
     with _opened(path, limits) as (picture, file):
         if not _is_wide(picture):
@@ -140,19 +197,26 @@ def bits_used(path: Path | BinaryIO, limits: PictureLimits = LIMITS) -> tuple[in
         return min(most.bit_length() + (FULL_BITS - 8 if colour else 0), FULL_BITS), colour
 
 
+def read(
+    path: Path | BinaryIO, input: InputSpec | None, limits: FileLimits = LIMITS, bits: int = FULL_BITS
+) -> Reading:
+    """Return the picture in a file as `decode`, as the only sample."""
+    return Reading(decode(path, input, limits, bits)[None])
+
+
 def decode(
-    path: Path | BinaryIO, expected: InputSpec | None, limits: PictureLimits = LIMITS, bits: int = FULL_BITS
+    path: Path | BinaryIO, expected: InputSpec | None, limits: FileLimits = LIMITS, bits: int = FULL_BITS
 ) -> Pixels:
     """Return the picture, upright, as uint8 [C, H, W], resized by the policy of `expected`.
 
     Without `expected` it keeps its size and is grey or RGB as stored. bits: how many a 16-bit picture uses, of which the upper 8 are
-    returned; 0: all of them. Raises PictureError when it is damaged, too large, not a picture, or uses more bits; DataError when the
+    returned; 0: all of them. Raises UnusableFileError when it is damaged, too large, not a picture, or uses more bits; DataError when the
     extractor does not take pictures.
     """
     bits = bits or FULL_BITS
     where = paths.text(path) if isinstance(path, Path) else "picture"
     if expected:
-        require_pictures(expected, where)
+        _require_picture(expected, where)
         if expected.channels not in _MODES:
             raise DataError(
                 f"{where}: a picture has 1 or 3 channels, the extractor takes {expected.channels}"
@@ -182,7 +246,7 @@ def fit(images: Pixels, input: InputSpec, where: object = "images") -> Pixels:
 
     One channel is repeated for an extractor that takes more. Raises DataError, which begins with `where`, for another number of channels.
     """
-    require_pictures(input, where)
+    _require_picture(input, where)
     channels, height, width = images.shape[1:]
     if channels not in (1, input.channels):
         raise DataError(
@@ -211,6 +275,13 @@ def jpeg(pixels: Pixels, quality: int) -> bytes:
     buffer = BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()
+
+
+def _require_picture(input: InputSpec, where: object) -> None:
+    if input.kind != "picture":
+        raise DataError(
+            f"{where}: pictures, but the extractor takes {ABOUT[input.kind].samples} ({input.kind})"
+        )
 
 
 def _is_wide(picture: ImageFile.ImageFile) -> bool:
@@ -300,8 +371,8 @@ def _taken(picture: Image.Image) -> str:
         return ""
 
 
-def grey_png(file: BinaryIO, limits: PictureLimits = LIMITS) -> bytes:
-    """Return a grey 16-bit picture as a PNG with all its bits. Raises PictureError."""
+def grey_png(file: BinaryIO, limits: FileLimits = LIMITS) -> bytes:
+    """Return a grey 16-bit picture as a PNG with all its bits. Raises UnusableFileError."""
     with _opened(file, limits) as (picture, opened):
         _require_affordable(picture, opened, picture.size, 8 * picture.size[0] * picture.size[1], limits)
         buffer = BytesIO()
@@ -402,8 +473,8 @@ def _filled(pixels: Pixels, input: InputSpec) -> Pixels:
 
 
 @contextmanager
-def _opened(path: Path | BinaryIO, limits: PictureLimits) -> Iterator[tuple[ImageFile.ImageFile, BinaryIO]]:
-    """Open a picture and its file; whatever is raised inside the block becomes a PictureError."""
+def _opened(path: Path | BinaryIO, limits: FileLimits) -> Iterator[tuple[ImageFile.ImageFile, BinaryIO]]:
+    """Open a picture and its file; whatever is raised inside the block becomes a UnusableFileError."""
     with _DECODING, _reasons(path), warnings.catch_warnings(), _file(path) as file:
         warnings.simplefilter("ignore")  # about palettes and metadata; errors are raised
         file.seek(0)
@@ -440,7 +511,7 @@ def _require_decoder(format: PictureFormat) -> None:
 
 
 def _require_affordable(
-    picture: ImageFile.ImageFile, file: BinaryIO, stored: Size, own_bytes: int, limits: PictureLimits
+    picture: ImageFile.ImageFile, file: BinaryIO, stored: Size, own_bytes: int, limits: FileLimits
 ) -> None:
     """Check what decoding takes against the limits. `stored`: the size before a JPEG's reduction. `own_bytes`: taken by this module."""
     megapixels = stored[0] * stored[1] / 1e6
@@ -459,7 +530,7 @@ def _require_affordable(
 
 
 class _UnusableError(Exception):
-    """Why a file cannot be used as a picture; the arguments are those of PictureError without the path."""
+    """Why a file cannot be used as a picture; the arguments are those of UnusableFileError without the path."""
 
     def __init__(self, reason: str, detail: str = "", *, passing: bool = False) -> None:
         super().__init__(reason)
@@ -468,13 +539,13 @@ class _UnusableError(Exception):
 
 @contextmanager
 def _reasons(path: Path | BinaryIO) -> Iterator[None]:
-    """Turn whatever a decoder raises into a PictureError: a malformed file may cause an exception of any type."""
+    """Turn whatever a decoder raises into a UnusableFileError: a malformed file may cause an exception of any type."""
     try:
         yield
     except Exception as error:
         why = error if isinstance(error, _UnusableError) else _why(error)
         log.debug("%s: %s", paths.text(path) if isinstance(path, Path) else "picture", why, exc_info=True)
-        raise PictureError(path, why.reason, why.detail, passing=why.passing) from error
+        raise UnusableFileError(path, why.reason, why.detail, passing=why.passing) from error
 
 
 def _why(error: Exception) -> _UnusableError:
@@ -494,7 +565,7 @@ def _why(error: Exception) -> _UnusableError:
 
 def depth_of(
     files: Sequence[Path],
-    limits: PictureLimits = LIMITS,
+    limits: FileLimits = LIMITS,
     known: Callable[[Path], Used | None] = lambda path: None,
     marked: Callable[[Path], AbstractContextManager[None]] = lambda path: nullcontext(),
 ) -> Depth:
@@ -506,13 +577,13 @@ def depth_of(
     sample = _evenly([path for path in files if path.suffix.lower() in WIDE_SUFFIXES], HEADERS)
     wide = []
     for path in sample:
-        with suppress(PictureError), marked(path):  # a skip, with its reason, once it is read
+        with suppress(UnusableFileError), marked(path):  # a skip, with its reason, once it is read
             found = known(path)
             if is_wide(path, limits) if found is None else found[0]:
                 wide.append(path)
     used, colour = 0, False
     for path in _evenly(wide, DECODED):
-        with suppress(PictureError), marked(path):
+        with suppress(UnusableFileError), marked(path):
             bits, has_colour = known(path) or bits_used(path, limits)
             used, colour = max(used, bits), colour or has_colour
     return Depth(next(most for most in RANGES if used <= most) if wide else 0, colour)

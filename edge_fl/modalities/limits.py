@@ -16,14 +16,14 @@ FULL_BITS = 16
 
 
 @dataclass(frozen=True)
-class PictureLimits:
+class FileLimits:
     """Limits of the pictures of one source.
 
     max_bytes: of all pictures together as arrays. max_decoding_bytes: of what decoding one of them takes; None: `board_bytes`. max_pixels:
     of one picture as stored, for the sake of time; above it the memory would allow a JPEG only.
     """
 
-    max_images: int = 100_000
+    max_samples: int = 100_000
     max_pixels: int = 300_000_000
     max_bytes: int = 2 * 1024**3
     max_decoding_bytes: int | None = None
@@ -40,7 +40,7 @@ def board_bytes() -> int:
     return int(min(MOST_BYTES, max(LEAST_BYTES, SHARE * total_memory_mb() * MB)))
 
 
-LIMITS = PictureLimits()
+LIMITS = FileLimits()
 
 
 class Depth(NamedTuple):

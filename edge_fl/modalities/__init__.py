@@ -1,0 +1,158 @@
+"""Kinds of samples: how each is read from files and arrays, shown on a page, and passed to an extractor.
+
+A modality is one module with the functions of `Modality` and a line in ABOUT; nothing else knows what a picture or a recording is. To add
+one: its axes in `edge_fl.inputs.KINDS`, its module in MODULES, its words in ABOUT, and a network for it in `edge_fl.models`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path, PurePath
+from typing import BinaryIO, NamedTuple, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_fl.errors import DataError
+from edge_fl.files.npz import Array
+from edge_fl.files.paths import text
+from edge_fl.inputs import InputSpec, Kind
+from edge_fl.modalities.limits import FULL_BITS, LIMITS, FileLimits
+
+Thumbnails = NDArray[np.uint8]
+SIDE = 16
+"""Thumbnails have SIDE² levels."""
+
+
+class About(NamedTuple):
+    """Words and files of a kind of samples: what one and many are called, its files by suffix, and when samples belong together."""
+
+    sample: str
+    samples: str
+    files: str
+    suffixes: frozenset[str]
+    together: str
+
+
+ABOUT: dict[Kind, About] = {
+    "picture": About(
+        "picture",
+        "pictures",
+        "pictures",
+        frozenset(
+            ".png .jpg .jpeg .jfif .mpo .webp .bmp .gif .tif .tiff .ppm .pgm .heic .heif .avif".split()
+        ),
+        "near duplicates, pictures of one minute, frames of one recording",
+    ),
+    "series": About(
+        "window",
+        "windows",
+        "CSV or NPZ recordings",
+        frozenset({".csv", ".tsv", ".txt", ".npz", ".parquet"}),
+        "windows of one recording",
+    ),
+    "audio": About(
+        "clip", "clips", "WAV or FLAC recordings", frozenset({".wav", ".flac"}), "clips of one recording"
+    ),
+    "table": About("row", "rows", "CSV files", frozenset({".csv", ".tsv", ".txt"}), "rows of one group"),
+}
+MODULES: dict[Kind, str] = {"picture": "pictures", "series": "series", "audio": "audio", "table": "tables"}
+
+
+class UnusableFileError(DataError):
+    """A file from which no sample can be read.
+
+    reason: contains nothing of the file, so that reasons can be counted and sent. detail: for this machine. passing: the file itself may
+    be good, because memory, permissions or the disk were to blame.
+    """
+
+    def __init__(
+        self, path: Path | BinaryIO, reason: str, detail: str = "", *, passing: bool = False
+    ) -> None:
+        self.reason, self.detail, self.passing = reason, detail, passing
+        super().__init__(f"{text(path) if isinstance(path, PurePath) else 'file'}: {self.words}")
+
+    @property
+    def words(self) -> str:
+        """The reason with its detail."""
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason
+
+
+class Reading(NamedTuple):
+    """Samples [n, ...] of one file, in its order, and remarks on its quality ("channel x is constant"), without its name."""
+
+    samples: Array
+    remarks: tuple[str, ...] = ()
+
+
+class Modality(Protocol):
+    """The functions of a kind of samples; samples are [N, *shape] in the dtype of the input."""
+
+    def arrays(self, x: Array, where: str) -> Array:
+        """Return samples from an array as users have them. Raises DataError, which begins with `where`."""
+
+    def fit(self, x: Array, input: InputSpec, where: object) -> Array:
+        """Return samples in the shape of `input`. Raises DataError, which begins with `where`."""
+
+    def input_of(self, x: Array, rows: NDArray[np.int64], given: InputSpec | None) -> InputSpec:
+        """Return the input of an extractor for samples x, with mean and std of those at `rows`, and all else as `given`."""
+
+    def check(self, path: Path, limits: FileLimits = LIMITS) -> None:
+        """Read the header of a file. Raises UnusableFileError as `read`, apart from damage behind the header."""
+
+    def read(
+        self,
+        path: Path | BinaryIO,
+        input: InputSpec | None,
+        limits: FileLimits = LIMITS,
+        bits: int = FULL_BITS,
+    ) -> Reading:
+        """Return the samples of a file, fitted to `input`; bits: of 16-bit pictures. Raises UnusableFileError."""
+
+    def synthetic(self, input: InputSpec, count: int, seed: int) -> Array:
+        """Return `count` samples that resemble real ones, for calibration without data."""
+
+    def thumbnails(self, x: Array) -> Thumbnails:
+        """Return 256 levels of each sample, by which near duplicates are found (`edge_fl.data.grouping`)."""
+
+    def side(self, x: Array) -> int:
+        """Return how much detail samples have: the shorter side of pictures in pixels, 0 for others."""
+
+
+def scaled(x: Array) -> NDArray[np.float32]:
+    """Return samples as an extractor takes them: pixels from 0..255 as 0..1, all else as it is."""
+    return x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x.astype(np.float32, copy=False)
+
+
+def noise(levels: NDArray[np.uint8], input: InputSpec) -> NDArray[np.float32]:
+    """Turn random levels [n, *shape] of 0..255 into an extractor's input with its mean and spread, equal on every machine."""
+    if input.kind == "picture":
+        return scaled(levels)
+    shape = (-1, *(1 for _ in input.shape[1:]))
+    mean, std = (np.array(values, np.float32).reshape(shape) for values in (input.mean, input.std))
+    return mean + std * (levels.astype(np.float32) - np.float32(127.5)) / np.float32(73.9)
+
+
+def rounded(values: NDArray[np.float64]) -> tuple[float, ...]:
+    """Return values as they are written in an `InputSpec`."""
+    return tuple(round(float(value), 6) for value in values)
+
+
+def cells(length: int, count: int = SIDE) -> NDArray[np.float32]:
+    """Weights [count, length] of the mean of each of `count` equal cells; values on an edge count by their part."""
+    edges = np.linspace(0, length, count + 1)
+    starts, places = edges[:-1, None], np.arange(length)
+    overlap = np.minimum(edges[1:, None], places + 1) - np.maximum(starts, places)
+    shares: NDArray[np.float32] = (overlap.clip(0) / (length / count)).astype(np.float32)
+    return shares
+
+
+def of(kind: Kind) -> Modality:
+    """Return the modality of a kind; its module is imported now, with Pillow for pictures."""
+    return cast(Modality, importlib.import_module(f"edge_fl.modalities.{MODULES[kind]}"))
+
+
+def kind_of(path: PurePath) -> Kind | None:
+    """Return the kind of samples of a file by its suffix, a series for a table; None if it is of none."""
+    suffix = path.suffix.lower()
+    return next((kind for kind, about in ABOUT.items() if suffix in about.suffixes), None)
