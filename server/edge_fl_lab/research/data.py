@@ -103,7 +103,7 @@ class Data:
                 )
             return datasets.load(settings.dataset, Path(settings.data_dir))
         if self.labels is None:
-            raise DataError("arrays: images without labels, expected both, or the name of a dataset")
+            raise DataError("arrays: samples without labels, expected both, or the name of a dataset")
         kind = self.input.kind if self.input else "picture"
         words = modalities.ABOUT[kind].samples
         parts = [_samples("arrays", self.images, self.labels, kind)]
