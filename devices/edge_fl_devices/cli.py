@@ -129,13 +129,12 @@ def predict(
     ] = PredictionFormat.TABLE,
 ) -> None:
     """Predict with the extractor and personal head of this device; needs no broker. Exit code 1 if pictures were skipped."""
-    from edge_fl_devices.serving.predict import MAX_PICTURE_BYTES, Predictor
+    from edge_fl_devices.serving.predict import MAX_FILE_BYTES, Predictor
 
     skipped: list[str] = []
     predictor = Predictor(folder, remember=True, **answers.values)
     if source == "-":
-        picture = sys.stdin.buffer.read(MAX_PICTURE_BYTES)
-        found = [predictor.read_picture("-", picture)]
+        found = predictor.read_file("-", sys.stdin.buffer.read(MAX_FILE_BYTES))
     else:
         reading = predictor.read(
             Path(source), lambda path, reason: skipped.append(f"{text(path)} ({reason})"), print_status

@@ -1,4 +1,4 @@
-"""What is known of picture files after they were decoded once: FOLDER/features/*.pictures, one file per way of reading.
+"""What is known of picture files after they were decoded once: FOLDER/features/*.files, one file per way of reading.
 
 A picture is found again by path, size and times of its file; after a move to another folder by name, inode, size and time, because its
 class is its folder. So neither a restart nor a fit decodes pictures that have not changed. Rows are appended in steps
@@ -52,7 +52,7 @@ NAMED_TIME = re.compile(
 )
 FRAME = re.compile(r"(.+?)[-_. ]+frame[-_. ]*\d+", re.IGNORECASE)
 VERSION = 3
-SUFFIX = ".pictures"
+SUFFIX = ".files"
 KEPT_FILES = 3
 SPARE_ROWS = 500
 """Rows of files that are gone, beyond as many as are in use, before the file is written anew."""
@@ -106,7 +106,7 @@ def _seconds(found: re.Match[str] | None) -> float:
     return taken.timestamp() if taken.year >= FIRST_YEAR else 0.0
 
 
-class PictureFacts(Struct, frozen=True):
+class SampleFacts(Struct, frozen=True):
     """What the split and the fit need of a picture: key of its pixels (`data.split.key`) and position in the split.
 
     reason: why the file is skipped, "" if it is usable; detail: for this machine. thumbnail (`grouping.thumbnails`) and origin,
@@ -126,7 +126,7 @@ class PictureFacts(Struct, frozen=True):
     file: bytes = b""
 
 
-def groups_of(facts: Sequence[PictureFacts], side: int = 0, given: Groups | None = None) -> Groups:
+def groups_of(facts: Sequence[SampleFacts], side: int = 0, given: Groups | None = None) -> Groups:
     """Which pictures belong together: near duplicates, those of one minute or recording, and those of one group of `given` [n].
 
     side: the shorter side in pixels of images without an origin.
@@ -144,21 +144,21 @@ class _Row(Struct, frozen=True):
     file: bytes
     moved: bytes
     path: bytes
-    facts: PictureFacts
+    facts: SampleFacts
 
     @classmethod
-    def of(cls, path: Path, stat: os.stat_result, facts: PictureFacts) -> _Row:
+    def of(cls, path: Path, stat: os.stat_result, facts: SampleFacts) -> _Row:
         state = b"\0%d %d %d" % (stat.st_ino, stat.st_size, stat.st_mtime_ns)
         return cls(file_digest(path, stat), _digest(raw(path.name) + state), _digest(raw(path)), facts)
 
 
-class PictureIndex:
+class FileIndex:
     """The facts of picture files as read in one way, which `reading` describes completely. For any thread.
 
     `facts` derives them from the pixels.
     """
 
-    def __init__(self, folder: Path, reading: object, facts: Callable[[Array], PictureFacts]) -> None:
+    def __init__(self, folder: Path, reading: object, facts: Callable[[Array], SampleFacts]) -> None:
         described = hashlib.blake2b(repr((VERSION, reading)).encode(), digest_size=16).hexdigest()
         self.path = folder / f"{described}{SUFFIX}"
         self.facts = facts
@@ -173,9 +173,9 @@ class PictureIndex:
             for row in map(decoder.decode, self._file.read()):
                 self._by_file[row.file] = self._by_move[row.moved] = row
 
-    def find(self, path: Path, stat: os.stat_result) -> PictureFacts | None:
+    def find(self, path: Path, stat: os.stat_result) -> SampleFacts | None:
         """Return what is known of a file; None if it is new or has changed."""
-        wanted = _Row.of(path, stat, PictureFacts())
+        wanted = _Row.of(path, stat, SampleFacts())
         with self._lock:
             self._used.add(wanted.file)
             if row := self._by_file.get(wanted.file):
@@ -186,7 +186,7 @@ class PictureIndex:
                 return row.facts
         return None
 
-    def add(self, path: Path, stat: os.stat_result, facts: PictureFacts) -> None:
+    def add(self, path: Path, stat: os.stat_result, facts: SampleFacts) -> None:
         """Add the facts of a file; `flush` writes them. stat: from before it was opened."""
         with self._lock:
             self._remember(_Row.of(path, stat, facts))

@@ -22,10 +22,10 @@ from edge_fl_devices.board.capabilities import version
 from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location, record, sources
-from edge_fl_devices.data.file_index import Origin, PictureFacts, PictureIndex, groups_of
+from edge_fl_devices.data.file_index import FileIndex, Origin, SampleFacts, groups_of
 from edge_fl_devices.data.record import DataReport
 from edge_fl_devices.data.sources import resized
-from edge_fl_devices.data.spec import DataSpec, Pictures, SourceData, Wants
+from edge_fl_devices.data.spec import DataSpec, ReadSamples, SourceData, Wants
 from edge_fl_devices.data.split import SPLIT, DeviceSplit, Sets, key, position
 
 FEATURES = "features"
@@ -35,8 +35,8 @@ LoadData = Callable[[tuple[str, ...], InputSpec], ClientData]
 """Returns the device's data for these classes and this input, as they are now."""
 
 
-class ImageStream:
-    """Iterate over it once, completely, or over its `pictures`; afterwards `labels`, `sets` and `report` are known.
+class SampleStream:
+    """Iterate over it once, completely, or over what it `read`s; afterwards `labels`, `sets` and `report` are known.
 
     labels: class ids int64 [n] in the order of reading. files [n]: keys of picture files, b"" for other images. groups: which images belong
     together [n], empty if all are alone. sets: the rows of the three sets in that order. `where` begins the messages of errors, `remember`
@@ -55,13 +55,13 @@ class ImageStream:
         split: DeviceSplit = SPLIT,
         where: str = "",
         remember: Callable[[DataReport], DataReport] = lambda report: report,
-        index: PictureIndex | None = None,
+        index: FileIndex | None = None,
     ) -> None:
         self.index, self.total = index, content.total
         self._content, self._split, self._where, self._remember = content, split, where, remember
 
     @classmethod
-    def of(cls, data: ClientData, classes: Sequence[str], input: InputSpec) -> ImageStream:
+    def of(cls, data: ClientData, classes: Sequence[str], input: InputSpec) -> SampleStream:
         """Stream the three sets of data in memory, resized to `input`."""
         sets = (data.train, data.validation, data.test)
         sizes = (len(data.train), len(data.validation), len(data.test))
@@ -75,17 +75,17 @@ class ImageStream:
 
     def __iter__(self) -> Iterator[Samples]:
         """Read the images in batches. Raises DataError, also without training images or for a label without a class."""
-        for batch in self.pictures():
+        for batch in self.read():
             yield Samples(batch.x, batch.y)
 
-    def pictures(self, wants: Wants = lambda key: True) -> Iterator[Pictures]:
+    def read(self, wants: Wants = lambda key: True) -> Iterator[ReadSamples]:
         """As iterating, with the facts of each picture; the pixels of known ones that `wants` does not want are left out."""
         content = self._content
         labels: list[Labels] = [np.empty(0, np.int64)]
-        facts: list[PictureFacts] = []
+        facts: list[SampleFacts] = []
         for batch in content.batches(wants):
             if isinstance(batch, Samples):
-                batch = Pictures(batch.y, batch.x, np.arange(len(batch)), [PictureFacts()] * len(batch))
+                batch = ReadSamples(batch.y, batch.x, np.arange(len(batch)), [SampleFacts()] * len(batch))
             if any(not each.key for each in batch.facts):
                 known = zip(batch.facts, batch.x, strict=True)
                 split_key = self._split.key
@@ -121,13 +121,13 @@ class ImageStream:
         self.report = self._remember(report.with_groups(self.labels, self.groups))
 
 
-def facts_of(image: Array, split_key: bytes, origin: Origin | None = None, file: bytes = b"") -> PictureFacts:
+def facts_of(image: Array, split_key: bytes, origin: Origin | None = None, file: bytes = b"") -> SampleFacts:
     """Return what the split and the fit need of an image [C, H, W]."""
     thumbnail = pictures.thumbnails(image[None]).tobytes()
-    return PictureFacts(key(image), position(image, split_key), thumbnail=thumbnail, origin=origin, file=file)
+    return SampleFacts(key(image), position(image, split_key), thumbnail=thumbnail, origin=origin, file=file)
 
 
-def collect(stream: ImageStream, most_bytes: int = LIMITS.max_bytes) -> ClientData:
+def collect(stream: SampleStream, most_bytes: int = LIMITS.max_bytes) -> ClientData:
     """Read all images into memory. Raises DataError."""
     images, held = [], 0
     for batch in stream:
@@ -158,10 +158,10 @@ def usable(data: ClientData, classes: Sequence[str], input: InputSpec, where: st
 
 def streamer(
     config: DeviceConfig, files: frozenset[bytes] | None = None
-) -> Callable[[tuple[str, ...], InputSpec], ImageStream]:
+) -> Callable[[tuple[str, ...], InputSpec], SampleStream]:
     """Return a function that reads the data that these settings name in batches; `files` as of `DataSpec`."""
 
-    def data(classes: tuple[str, ...], input: InputSpec) -> ImageStream:
+    def data(classes: tuple[str, ...], input: InputSpec) -> SampleStream:
         spec = DataSpec(classes, input, files=files)
         return _stream(config, replace(spec, index=_index(config, spec)))
 
@@ -211,7 +211,7 @@ def recording(config: DeviceConfig) -> Iterator[None]:
         raise
 
 
-def _stream(config: DeviceConfig, spec: DataSpec) -> ImageStream:
+def _stream(config: DeviceConfig, spec: DataSpec) -> SampleStream:
     """Stream the data that these settings name; its report is stored for `device status`."""
     spec = with_settings(spec, config)
     split = _split(config)
@@ -220,21 +220,21 @@ def _stream(config: DeviceConfig, spec: DataSpec) -> ImageStream:
     def remember(report: DataReport) -> DataReport:
         return record.remember(Path(config.folder), report, spec.classes, spec.only)
 
-    return ImageStream(content, split, f"{config.data}: ", remember, spec.index)
+    return SampleStream(content, split, f"{config.data}: ", remember, spec.index)
 
 
 def _split(config: DeviceConfig) -> DeviceSplit:
     return DeviceSplit(config.test_fraction, config.validation_fraction, config.seed, config.id)
 
 
-def _index(config: DeviceConfig, spec: DataSpec) -> PictureIndex | None:
+def _index(config: DeviceConfig, spec: DataSpec) -> FileIndex | None:
     """What is known of the pictures in this size; None for other data, and before the first release."""
     if not config.reads_folder or spec.input is None:
         return None
     key = _split(config).key
     decoders = (__version__, version("pillow"), version("pillow-heif"))  # other ones may give other pixels
     reading = (decoders, spec.input, spec.limits, key)
-    return PictureIndex(Path(config.folder) / FEATURES, reading, partial(facts_of, split_key=key))
+    return FileIndex(Path(config.folder) / FEATURES, reading, partial(facts_of, split_key=key))
 
 
 def with_settings(spec: DataSpec, config: DeviceConfig) -> DataSpec:

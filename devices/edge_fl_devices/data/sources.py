@@ -31,10 +31,10 @@ from edge_fl.modalities.limits import UNKNOWN_DEPTH, Depth
 from edge_fl.threads import ahead
 from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.data.decoding_marker import FATAL, DecodingMarker
-from edge_fl_devices.data.file_index import PictureFacts, PictureIndex, groups_of, origin
+from edge_fl_devices.data.file_index import FileIndex, SampleFacts, groups_of, origin
 from edge_fl_devices.data.location import KINDS, file_digest, file_key, parsed
 from edge_fl_devices.data.record import DataReport, Skipped
-from edge_fl_devices.data.spec import DataSpec, Pictures, SourceData, Wants
+from edge_fl_devices.data.spec import DataSpec, ReadSamples, SourceData, Wants
 from edge_fl_devices.data.split import hashed, position, require_two
 
 RESERVOIR = b"reservoir"
@@ -170,12 +170,12 @@ def count(location: str, spec: DataSpec, progress: Progress = ignore) -> DataRep
     Of 16-bit pictures a sample is decoded.
     """
 
-    def check(path: Path) -> tuple[PictureFacts, None]:
+    def check(path: Path) -> tuple[SampleFacts, None]:
         try:
             pictures.check(path, spec.limits)
         except UnusableFileError as error:
-            return PictureFacts(reason=error.reason, detail=error.detail), None
-        return PictureFacts(), None
+            return SampleFacts(reason=error.reason, detail=error.detail), None
+        return SampleFacts(), None
 
     found = scan(location, spec)
     with _marked(found, spec) as marker:
@@ -240,14 +240,14 @@ class _Picture(NamedTuple):
     path: Path
     label: int
     pixels: Array | None
-    facts: PictureFacts
+    facts: SampleFacts
 
 
 def _usable(
     found: LabelledFolder,
     spec: DataSpec,
     marker: DecodingMarker,
-    read: Callable[[Path], tuple[PictureFacts, Array | None]],
+    read: Callable[[Path], tuple[SampleFacts, Array | None]],
     wants: Wants = lambda key: False,
     progress: Progress = ignore,
 ) -> Iterator[_Picture]:
@@ -306,19 +306,17 @@ def _file_key(path: Path) -> bytes:
     return b""
 
 
-def _known(
-    path: Path, index: PictureIndex | None, depth: Depth, marker: DecodingMarker
-) -> PictureFacts | None:
+def _known(path: Path, index: FileIndex | None, depth: Depth, marker: DecodingMarker) -> SampleFacts | None:
     """What is known of a file: that its decoding is fatal, or what the index knows from the same range of 16-bit pictures."""
     if marker.is_fatal(path):
-        return PictureFacts(reason=FATAL)
+        return SampleFacts(reason=FATAL)
     with suppress(OSError):
         facts = index.find(path, path.stat()) if index else None
         return facts if facts and facts.bits == depth.scale else None
     return None
 
 
-def _read(path: Path, spec: DataSpec, depth: Depth) -> tuple[PictureFacts, Array | None]:
+def _read(path: Path, spec: DataSpec, depth: Depth) -> tuple[SampleFacts, Array | None]:
     """Decode a file, and let the index know what it is: with another content its facts are others, too."""
     index = spec.index
     try:
@@ -328,26 +326,26 @@ def _read(path: Path, spec: DataSpec, depth: Depth) -> tuple[PictureFacts, Array
         comes_from = origin(path, header)
         used = pictures.bits_used(path, spec.limits) if header.wide and index else (0, False)
     except OSError:
-        return PictureFacts(reason=UNREADABLE), None
+        return SampleFacts(reason=UNREADABLE), None
     except UnusableFileError as error:
-        facts = PictureFacts(reason=error.reason, detail=error.detail, bits=depth.scale)
+        facts = SampleFacts(reason=error.reason, detail=error.detail, bits=depth.scale)
         if index and stat and not error.passing:
             with suppress(UnusableFileError):  # a picture may use more bits than the others
                 facts = structs.replace(facts, used=pictures.bits_used(path, spec.limits))
             index.add(path, stat, facts)
         return facts, None
     if index is None or stat is None:
-        return PictureFacts(origin=comes_from), pixels
+        return SampleFacts(origin=comes_from), pixels
     facts = structs.replace(index.facts(pixels), origin=comes_from, bits=depth.scale, used=used)
     index.add(path, stat, facts)
     return facts, pixels
 
 
-def _batches(read: Iterator[_Picture]) -> Iterator[Pictures]:
+def _batches(read: Iterator[_Picture]) -> Iterator[ReadSamples]:
     while batch := list(islice(read, BATCH)):
         rows = [row for row, picture in enumerate(batch) if picture.pixels is not None]
         pixels = [picture.pixels for picture in batch if picture.pixels is not None]
-        yield Pictures(
+        yield ReadSamples(
             np.array([picture.label for picture in batch], np.int64),
             np.stack(pixels) if pixels else np.empty((0, 0, 0, 0), np.uint8),
             np.array(rows, np.int64),

@@ -11,7 +11,7 @@ from edge_fl.data.samples import Array, Indices, Labels, Samples
 from edge_fl.files.paths import composed
 from edge_fl.inputs import InputSpec
 from edge_fl.modalities.limits import LIMITS, UNKNOWN_DEPTH, Depth, FileLimits
-from edge_fl_devices.data.file_index import PictureFacts, PictureIndex
+from edge_fl_devices.data.file_index import FileIndex, SampleFacts
 from edge_fl_devices.data.record import Skipped
 
 Policy = Literal["newest", "reservoir"]
@@ -37,7 +37,7 @@ class DataSpec:
     keep: int = 0
     policy: Policy = "newest"
     files: frozenset[bytes] | None = None
-    index: PictureIndex | None = field(default=None, compare=False)
+    index: FileIndex | None = field(default=None, compare=False)
     bits: int = 0
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ UNKNOWN = DataSpec()
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures:
+class ReadSamples:
     """Some pictures in the order of reading: class ids y int64 [n], and what is known of each, if anything.
 
     x uint8 [m, C, H, W] are the pixels of the `rows` int64 [m]: of all pictures, or only of those whose facts are not enough.
@@ -59,7 +59,7 @@ class Pictures:
     y: Labels
     x: Array
     rows: Indices
-    facts: Sequence[PictureFacts] = ()
+    facts: Sequence[SampleFacts] = ()
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class SourceData:
     """
 
     classes: tuple[str, ...]
-    batches: Callable[[Wants], Iterable[Samples | Pictures]]
+    batches: Callable[[Wants], Iterable[Samples | ReadSamples]]
     sizes: tuple[int, int, int] | None = None
     skipped: Skipped = field(default_factory=Skipped)
     hints: tuple[str, ...] = ()

@@ -26,8 +26,8 @@ from edge_fl.files.disk import reporting
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.data import first_guesses
-from edge_fl_devices.data.file_index import PictureIndex
-from edge_fl_devices.data.load import FEATURES, ImageStream
+from edge_fl_devices.data.file_index import FileIndex
+from edge_fl_devices.data.load import FEATURES, SampleStream
 from edge_fl_devices.data.split import Sets
 from edge_fl_devices.features.client_features import ClientFeatures, FeatureSet, LoadedFeatures
 from edge_fl_devices.features.extractor import Extractor, Features
@@ -41,7 +41,7 @@ KEY_BYTES = 32
 LATENCY = struct.Struct(
     "<d"
 )  # a row of this length is the time for one image in milliseconds; the last one counts
-ReadData = Callable[[tuple[str, ...], InputSpec], ClientData | ImageStream]
+ReadData = Callable[[tuple[str, ...], InputSpec], ClientData | SampleStream]
 """Returns the device's images for these classes and this input, in memory or in batches."""
 
 
@@ -83,7 +83,7 @@ class LocalFeatureLoader:
     ) -> _Extracted:
         """Read the images in one size and compute what is unknown of their features, in steps that are kept."""
         data = self._read_data(classes, input)
-        stream = data if isinstance(data, ImageStream) else ImageStream.of(data, classes, input)
+        stream = data if isinstance(data, SampleStream) else SampleStream.of(data, classes, input)
         extractions = {
             release.manifest.extractor.sha256: _Extraction(release, self._folder, self._threads)
             for release in releases
@@ -91,7 +91,7 @@ class LocalFeatureLoader:
         keys: list[bytes] = []
         kept, kept_s = 0, time.monotonic()
         try:
-            for batch in stream.pictures(lambda key: any(key not in each for each in extractions.values())):
+            for batch in stream.read(lambda key: any(key not in each for each in extractions.values())):
                 batch_keys = [facts.key for facts in batch.facts]
                 decoded = [batch_keys[row] for row in batch.rows]
                 for extraction in extractions.values():
@@ -108,7 +108,7 @@ class LocalFeatureLoader:
         return _Extracted(extractions, keys, stream)
 
 
-def _keep(extractions: Iterable[_Extraction], index: PictureIndex | None) -> None:
+def _keep(extractions: Iterable[_Extraction], index: FileIndex | None) -> None:
     """Write what was computed since the last call: the next attempt continues from here if this one is killed or expires."""
     for extraction in extractions:
         extraction.keep()
@@ -122,7 +122,7 @@ class _Extracted:
 
     extractions: dict[str, _Extraction]
     keys: list[bytes]
-    stream: ImageStream
+    stream: SampleStream
 
     def features(self, sets: Sets, importance: Importance) -> dict[str, ClientFeatures]:
         """The features by sha256, divided into `sets`, with the importance [n] of all images."""

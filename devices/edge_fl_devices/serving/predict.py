@@ -36,7 +36,7 @@ from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import ImmediateHead, Store
 
 BATCH = 8  # pictures decoded while the extractor works on as many; the first results come after them
-MAX_PICTURE_BYTES = 32 * 1024 * 1024
+MAX_FILE_BYTES = 32 * 1024 * 1024
 NOTHING_PREDICTED = "nothing was predicted"
 X_KEYS = ("x", "x_test", "x_train")
 Status = Literal["answered", "unsure", "unknown"]
@@ -169,8 +169,8 @@ class Predictor:
         for names, images in _batches(source, self.manifest.input, self.bits, on_skip, on_remark):
             yield from self._named(images, names)
 
-    def read_picture(self, name: str, payload: bytes, top: int | None = None) -> Prediction:
-        """Predict from the bytes of a picture file, with `top` classes instead of the predictor's.
+    def read_file(self, name: str, payload: bytes, top: int | None = None) -> list[Prediction]:
+        """Predict the samples in the bytes of a file, with `top` classes instead of the predictor's.
 
         Raises DataError when they cannot be decoded.
         """
@@ -178,7 +178,7 @@ class Predictor:
             image = pictures.decode(BytesIO(payload), self.manifest.input, bits=self.bits)
         except UnusableFileError as error:
             raise DataError(f"{name}: {len(payload)} bytes, {error.words}", NOTHING_PREDICTED) from error
-        return next(self._named(image[None], [name], top))
+        return list(self._named(image[None], [name], top))
 
     def _named(
         self, images: NDArray[np.uint8], names: Sequence[str], top: int | None = None

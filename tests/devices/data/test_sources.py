@@ -22,7 +22,7 @@ from edge_fl.modalities import UnusableFileError, pictures
 from edge_fl.modalities.limits import FileLimits
 from edge_fl_devices.config import DeviceConfig, convert
 from edge_fl_devices.data import load, record, sources
-from edge_fl_devices.data.load import ImageStream, collect
+from edge_fl_devices.data.load import SampleStream, collect
 from edge_fl_devices.data.record import DataReport
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
 from edge_fl_devices.doctor import status
@@ -405,7 +405,7 @@ def test_an_npz_or_a_function_may_say_which_images_belong_together(
     x, y = DIGITS.samples.x[:12], np.arange(12) % 2
     given = np.array(["a", "a", "b", "b", "", "", "c", "d", "e", "a", "f", "g"])
     np.savez(tmp_path / "data.npz", x=x, y=y, groups=given)
-    stream = ImageStream(sources.read(f"npz:{tmp_path / 'data.npz'}", DataSpec(keep=11)))
+    stream = SampleStream(sources.read(f"npz:{tmp_path / 'data.npz'}", DataSpec(keep=11)))
     list(stream)
     assert grouping.numbers(stream.groups, 11).tolist() == [0, 1, 1, 2, 3, 4, 5, 6, 0, 7, 8]
     for part in stream.sets:
@@ -418,13 +418,13 @@ def test_an_npz_or_a_function_may_say_which_images_belong_together(
         y_test=y[:3],
         groups_test=[7, 7, 8],
     )
-    stream = ImageStream(sources.read(f"npz:{tmp_path / 'split.npz'}", DataSpec()))
+    stream = SampleStream(sources.read(f"npz:{tmp_path / 'split.npz'}", DataSpec()))
     list(stream)
     assert stream.groups.tolist() == [*range(12), 12, 12, 13]
     module = types.ModuleType("of_groups")
     module.given = lambda: (x, y, list(range(3)) * 4)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "of_groups", module)
-    stream = ImageStream(sources.read("python:of_groups:given", DataSpec()))
+    stream = SampleStream(sources.read("python:of_groups:given", DataSpec()))
     list(stream)
     assert stream.groups.tolist() == [0, 1, 2] * 4
 
