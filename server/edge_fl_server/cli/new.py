@@ -78,7 +78,8 @@ def new(
             f"new {name}: expected either --images FOLDER, with a folder of pictures per class, or --series, --audio or --table, or"
             " --classes cat,dog,horse"
         )
-    kind, folder = given[0] if given else ("picture", None)
+    kind: Kind = given[0][0] if given else "picture"
+    folder = given[0][1] if given else None
     if (window or rate) and kind not in ("series", "audio"):
         raise ConfigError(
             f"new {name}: --window and --rate are for recordings, expected --series or --audio with them"
