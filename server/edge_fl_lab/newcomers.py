@@ -35,7 +35,9 @@ from edge_fl_server.training.studies import Study
 log = logging.getLogger(__name__)
 
 Predict = Callable[[Tensor], Tensor]  # samples [N, ...] -> logits [N, classes]
-Model = Callable[[Tensor], Predict]  # a new client's training samples without labels -> its prediction function
+Model = Callable[
+    [Tensor], Predict
+]  # a new client's training samples without labels -> its prediction function
 HIDDEN = 256  # docs/methods-on-devices.md, "Heads"
 HEADS: dict[str, Callable[[int, int], nn.Module]] = {
     "linear": nn.Linear,
