@@ -43,8 +43,8 @@ CLIPPED, FULL = 0.002, 0.99
 """Share of values that repeat the one before at full scale, from which a recording is clipped."""
 SILENT = 1e-3
 """Largest value of a silent recording: -60 dB of full scale."""
-FRAME, STEP, BANDS = 512, 160, 40
-"""A log-mel spectrogram at 16 kHz: values per frame and between frames, in proportion at other rates; mel bands."""
+BLOCKS, STEP_BLOCKS, BANDS = 16, 5, 40
+"""A log-mel spectrogram: its frames and the steps between them in blocks of 2 ms (at 16 kHz 512 and 160 values), and its mel bands."""
 FLOOR_DB = -100.0
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _DTYPES = {(_PCM, 1): "u1", (_PCM, 2): "<i2", (_PCM, 3): "u1", (_PCM, 4): "<i4", (_FLOAT, 4): "<f4", (_FLOAT, 8): "<f8"}  # fmt: skip
@@ -246,8 +246,9 @@ def spectrogram(x: Floats, rate: float) -> Floats:
 
 
 def frames_at(rate: float) -> tuple[int, int]:
-    """Values per frame of a spectrogram, an even number, and between frames."""
-    return max(8, 2 * round(FRAME / 2 * rate / RATE)), max(1, round(STEP * rate / RATE))
+    """Values per frame of a spectrogram and between frames."""
+    block = max(1, round(rate / 500))
+    return BLOCKS * block, STEP_BLOCKS * block
 
 
 def mel_filters(rate: float, frame: int, bands: int = BANDS) -> Floats:

@@ -16,7 +16,7 @@ from edge_fl.config import ModelConfig
 from edge_fl.errors import MethodError, brief, nearest
 from edge_fl.inputs import InputSpec
 from edge_fl.learn.network.part import Net, building, linear_head
-from edge_fl.models import backbones, cnn, frozen, mobilenet, resnet, weights
+from edge_fl.models import audio, backbones, cnn, frozen, mobilenet, resnet, weights
 from edge_fl.models.frozen import Frozen
 from edge_fl.models.normalise import Normalised
 
@@ -29,6 +29,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet34": resnet.resnet34,
     "mobilenet": mobilenet.MobileNet,
     "mobilenet-v1": mobilenet.MobileNetV1,
+    "audio-cnn": audio.audio_cnn,
 }
 
 

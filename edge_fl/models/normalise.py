@@ -30,7 +30,8 @@ class Normalised(Chain):
         self.extractor = extractor
         self.feature_dim = extractor.feature_dim
         for name, values in (("mean", input.mean), ("std", input.std)):
-            constant = torch.tensor(values, dtype=torch.float32).expand(input.channels).reshape(1, -1, 1, 1)
+            constant = torch.tensor(values, dtype=torch.float32).expand(input.channels)
+            constant = constant.reshape(1, -1, *[1] * (len(input.shape) - 1))
             self.register_buffer(name, constant.clone(), persistent=False)
 
     def layers(self) -> Sequence[Callable[[Tensor], Tensor]]:
