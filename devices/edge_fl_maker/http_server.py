@@ -27,9 +27,10 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 import msgspec
 
 from edge_fl.errors import DataError, EdgeFLError, InputError
+from edge_fl.modalities import ABOUT
 from edge_fl.untrusted import whole
 from edge_fl.wire.transport import JSON
-from edge_fl_devices.serving.predict import MAX_PICTURE_BYTES, Prediction, Predictor
+from edge_fl_devices.serving.predict import MAX_FILE_BYTES, Prediction, Predictor
 from edge_fl_maker.access import HttpAccess, HttpError
 from edge_fl_maker.current_model import CurrentModel
 
@@ -158,19 +159,22 @@ class Service:
         """The model in use. Raises InputError before the first one."""
         return self.model.current()
 
-    def predict(self, picture: bytes, top: int | None = None) -> Prediction:
-        """Predict from the bytes of a picture file. Raises DataError when they cannot be decoded."""
+    def predict(self, content: bytes, top: int | None = None) -> list[Prediction]:
+        """Predict the samples in the bytes of a file. Raises DataError when they cannot be read."""
         with self.lock:
-            return self.predictor.read_picture("picture", picture, top)
+            predictor = self.predictor
+            return predictor.read_file(ABOUT[predictor.manifest.input.kind].sample, content, top)
 
-    def _predict(self, request: HttpRequest) -> Prediction:
+    def _predict(self, request: HttpRequest) -> Prediction | list[Prediction]:
+        """Answer with the prediction of a picture, with a list for the samples of any other file."""
         given = request.query.get("top", "")
         top = whole(given, MAX_TOP)
         if given and not top:
             raise HttpError(
                 HTTPStatus.BAD_REQUEST, f"top={given[:100]}; expected a number from 1 to {MAX_TOP}"
             )
-        return self.predict(picture_in(request), top)
+        found = self.predict(file_in(request), top)
+        return found[0] if self.predictor.manifest.input.kind == "picture" else found
 
     def __enter__(self) -> Self:
         return self
@@ -227,9 +231,9 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
             length = whole(given, MAX_LENGTH)
             if length is None:
                 raise HttpError(HTTPStatus.BAD_REQUEST, f"Content-Length {given[:100]!r}; expected a number")
-            if length > MAX_PICTURE_BYTES:
+            if length > MAX_FILE_BYTES:
                 raise HttpError(
-                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{length} bytes, at most {MAX_PICTURE_BYTES}"
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{length} bytes, at most {MAX_FILE_BYTES}"
                 )
             try:
                 body = self.rfile.read(length)
@@ -298,7 +302,7 @@ def _split(path: str) -> SplitResult:
         raise HttpError(HTTPStatus.BAD_REQUEST, f"{path[:100]!r}: {error}; expected a path") from error
 
 
-def picture_in(request: HttpRequest) -> bytes:
+def file_in(request: HttpRequest) -> bytes:
     """Return the body, or of multipart/form-data its first file. Raises DataError when there is none."""
     headers, body = request.headers, request.body
     if headers.get_content_type() != "multipart/form-data":

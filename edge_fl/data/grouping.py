@@ -23,8 +23,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.data.samples import NO_GROUPS, Groups, Labels
-from edge_fl.modalities import SIDE, Thumbnails
+from edge_fl.data.samples import NO_GROUPS, Labels
+from edge_fl.data.samples import Groups as Groups
+from edge_fl.modalities import SIDE as SIDE
+from edge_fl.modalities import Thumbnails as Thumbnails
 
 Importance = NDArray[np.float64]
 """How many pictures each picture stands for, divided by the mean; empty: all alike."""
@@ -226,9 +228,9 @@ def single(y: Labels, groups: Groups) -> Labels:
     )
 
 
-def few(pictures: int, count: int) -> str:
-    """Return a remark if `count` groups are few and most pictures are not alone; "" if not."""
-    if not 0 < count < FEW or 2 * count > pictures:
+def few(n: int, count: int, samples: str = "pictures") -> str:
+    """Return a remark if `count` groups of n `samples` are few and most of these are not alone; "" if not."""
+    if not 0 < count < FEW or 2 * count > n:
         return ""
     scenes = "1 scene" if count == 1 else f"{count} scenes"
-    return f"{pictures} pictures come from {scenes}: the accuracy is an estimate from few scenes"
+    return f"{n} {samples} come from {scenes}: the accuracy is an estimate from few scenes"

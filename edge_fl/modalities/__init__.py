@@ -7,17 +7,21 @@ one: its axes in `edge_fl.inputs.KINDS`, its module in MODULES, its words in ABO
 from __future__ import annotations
 
 import importlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path, PurePath
 from typing import BinaryIO, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.errors import DataError
+from edge_fl.errors import DataError, brief
+from edge_fl.files.folder import unusable
 from edge_fl.files.npz import Array
 from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec, Kind
-from edge_fl.modalities.limits import FULL_BITS, LIMITS, FileLimits
+from edge_fl.modalities.limits import FULL_BITS, LIMITS, MB, FileLimits
 
 Thumbnails = NDArray[np.uint8]
 SIDE = 16
@@ -97,6 +101,9 @@ class Modality(Protocol):
     def input_of(self, x: Array, rows: NDArray[np.int64], given: InputSpec | None) -> InputSpec:
         """Return the input of an extractor for samples x, with mean and std of those at `rows`, and all else as `given`."""
 
+    def propose(self, files: Sequence[Path], window_s: float = ..., rate: float = ...) -> InputSpec:
+        """Return an input for recordings or rows, of pictures none: a network says it. Raises DataError."""
+
     def check(self, path: Path, limits: FileLimits = LIMITS) -> None:
         """Read the header of a file. Raises UnusableFileError as `read`, apart from damage behind the header."""
 
@@ -117,6 +124,41 @@ class Modality(Protocol):
 
     def side(self, x: Array) -> int:
         """Return how much detail samples have: the shorter side of pictures in pixels, 0 for others."""
+
+
+@contextmanager
+def opened(source: Path | BinaryIO) -> Iterator[BinaryIO]:
+    """Open a file; whatever is raised inside the block becomes a UnusableFileError: a malformed file may cause an exception of any type."""
+    try:
+        if isinstance(source, Path) and (reason := unusable(source)):
+            raise UnusableFileError(source, reason, passing=True)
+        with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
+            file.seek(0)
+            yield file
+    except UnusableFileError:
+        raise
+    except EOFError as error:
+        raise UnusableFileError(source, "truncated") from error
+    except Exception as error:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
+            reason = getattr(error, "strerror", None) or "out of memory"
+            raise UnusableFileError(source, reason.lower(), passing=True) from error
+        raise UnusableFileError(source, "damaged", brief(f"{type(error).__name__}: {error}")) from error
+
+
+def require_memory(source: Path | BinaryIO, needed: float, limits: FileLimits) -> None:
+    """Raise UnusableFileError if what a file needs, in bytes, is above the limits."""
+    if needed > (allowed := min(limits.decoding_bytes, limits.max_bytes)):
+        detail = f"it needs about {needed / MB:.0f} MB, allowed are {allowed / MB:.0f} MB; divide the file"
+        raise UnusableFileError(source, "too large for this board", detail)
+
+
+def require_kind(input: InputSpec, kind: Kind, where: object) -> None:
+    """Raise DataError, which begins with `where`, if an extractor takes samples of another kind."""
+    if input.kind != kind:
+        raise DataError(
+            f"{where}: {ABOUT[kind].samples}, but the extractor takes {ABOUT[input.kind].samples} ({input.kind})"
+        )
 
 
 def scaled(x: Array) -> NDArray[np.float32]:
@@ -156,3 +198,15 @@ def kind_of(path: PurePath) -> Kind | None:
     """Return the kind of samples of a file by its suffix, a series for a table; None if it is of none."""
     suffix = path.suffix.lower()
     return next((kind for kind, about in ABOUT.items() if suffix in about.suffixes), None)
+
+
+def kind_of_most(paths: Iterable[PurePath]) -> Kind | None:
+    """Return the kind of most of these files, None if they are of none."""
+    found = Counter(kind for path in paths if (kind := kind_of(path)))
+    return found.most_common(1)[0][0] if found else None
+
+
+def of_most(paths: Sequence[Path]) -> list[Path]:
+    """Return those of these files that are of the kind of most of them."""
+    kind = kind_of_most(paths)
+    return [path for path in paths if kind and path.suffix.lower() in ABOUT[kind].suffixes]

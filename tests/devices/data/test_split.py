@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edge_fl.data import datasets
 from edge_fl.data.samples import ClientData, Samples
-from edge_fl_devices.data.load import ImageStream, collect
+from edge_fl_devices.data.load import SampleStream, collect
 from edge_fl_devices.data.spec import SourceData
 from edge_fl_devices.data.split import DeviceSplit, position
 
@@ -20,7 +20,7 @@ def split(samples: Samples, *, seed: int = 0) -> ClientData:
     """In batches of seven."""
     batches = (samples.take(np.arange(i, min(i + 7, len(samples)))) for i in range(0, len(samples), 7))
     return collect(
-        ImageStream(
+        SampleStream(
             SourceData(tuple(map(str, range(60))), lambda wants: batches), DeviceSplit(0.25, 0.1, seed)
         )
     )
