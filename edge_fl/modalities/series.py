@@ -181,7 +181,8 @@ def _clock(sheet: Columns, input: InputSpec | None) -> tuple[Numbers | None, set
                 clocks.add(index)
         elif name:
             stated = next((SECONDS[word] for word in (sheet.units[index], *words) if word in SECONDS), None)
-            times.append(cells * (stated or _unit(cells, input)))
+            numbers = np.where(np.abs(cells) < columns.LARGEST, cells, np.nan)
+            times.append(numbers * (stated or _unit(numbers, input)))
         if name:
             clocks.add(index)
     if clocks and not times:
@@ -221,21 +222,24 @@ def _ordered(
     t: Numbers | None, x: Numbers, rate: float, remarks: list[str]
 ) -> tuple[Numbers, Numbers, float]:
     """Return times that increase, but for jumps back, the values x [C, n] at them, and their rate; without times rows are at `rate`."""
-    if t is None or not np.diff(t).any():
-        t = np.arange(x.shape[1]) / (rate or 1.0)
-    else:
-        known = np.isfinite(t)
-        t, x = t[known], x[:, known]
-        same = np.diff(t) == 0
-        if not known.all():
+    if t is not None:
+        if not (known := np.isfinite(t)).all():
             remarks.append(f"{np.sum(~known)} rows without a time are left out")
-        if 2 * same.sum() > len(same):
+            t, x = t[known], x[:, known]
+        same = np.diff(t) == 0
+        changes = np.flatnonzero(~same)
+        if 2 * same.sum() > len(same):  # a clock of whole seconds: their rows are counted
             remarks.append("most rows have the time of the row before: taken as evenly spaced")
-            t = np.linspace(t[0], t[-1], len(t))
-        elif same.any():
-            remarks.append(f"{same.sum()} rows with the time of the row before are left out")
-            t, x = t[np.append(True, ~same)], x[:, np.append(True, ~same)]
-        rate = _rate(t)
+            if len(changes) > 1:
+                rate = float(np.median(np.diff(changes)) / np.median(np.abs(np.diff(t[changes]))))
+            t = None
+        elif len(t) > 1:
+            if same.any():
+                remarks.append(f"{same.sum()} rows with the time of the row before are left out")
+                t, x = t[np.append(True, ~same)], x[:, np.append(True, ~same)]
+            rate = _rate(t)
+    if t is None:
+        t = np.arange(x.shape[1]) / (rate or 1.0)
     complete = np.isfinite(x).all(axis=0)
     return t[complete], x[:, complete], rate
 
