@@ -85,6 +85,9 @@ def test_recordings_are_counted_fitted_and_predicted_window_by_window(
     np.savez(tmp_path / "recording.npz", x=np.ones((50, 2)), rate=25.0)
     assert [each.name for each in Predictor(home).read(tmp_path / "windows.npz")][1] == "windows.npz[1]"
     assert len(list(Predictor(home).read(tmp_path / "recording.npz"))) == 2
+    (photo := tmp_path / "photo.png").touch()
+    with pytest.raises(DataError, match=r"pictures \(picture\), but the release takes windows \(series\)"):
+        next(Predictor(home).read(photo))
     (tmp_path / "data" / "lying" / "short.csv").write_text("ax,az\n1,2\n")
     assert main(["device", "predict", str(tmp_path / "data"), "--dir", str(home), "--format", "json"]) == 1
     said = capsys.readouterr()
