@@ -82,6 +82,11 @@ class InputSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         return KINDS[self.axes][0]
 
     @property
+    def form(self) -> str:
+        """What a sample is, with its size: "series 6x200 at 50 Hz"."""
+        return f"{self.kind} {'x'.join(map(str, self.shape))}" + f" at {self.rate:g} Hz" * bool(self.rate)
+
+    @property
     def channels(self) -> int:
         """Channels of a picture or a series, columns of a table; audio has 1."""
         return 1 if self.axes == "T" else self.shape[0]

@@ -60,7 +60,7 @@ _CIFAR100 = tuple(
 class DatasetListing:
     """A dataset that can be named: its classes and domains (empty: not known), and whether it is available in the data folder.
 
-    form: of its samples, "series 6x200", as far as its file says it.
+    form: of its samples, "series 6x200 at 50 Hz", as far as its file says it.
     """
 
     name: str
@@ -85,9 +85,8 @@ def listings(data_dir: Path) -> list[DatasetListing]:
 
 def _form(path: Path) -> str:
     with suppress(DataError):
-        if given := given_input(npz.read(path, ("input",)), path):
-            return f"{given.kind} {'x'.join(map(str, given.shape))}"
-        return "picture"
+        given = given_input(npz.read(path, ("input",)), path)
+        return given.form if given else "picture"
     return ""
 
 

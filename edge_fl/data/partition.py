@@ -155,7 +155,7 @@ def assigned(dataset: Dataset, kept: Indices, config: DataConfig, seed: int) -> 
     if labels is None:
         raise DataError(f"{dataset.name}: no domains, expected one of {', '.join(DOMAINS)}")
     first, whole = units(dataset.samples.groups, kept)
-    return [whole(units) for units in PARTITIONS[config.partition](labels[kept[first]], config, seed)]
+    return [whole(chosen) for chosen in PARTITIONS[config.partition](labels[kept[first]], config, seed)]
 
 
 def units(groups: Groups, rows: Indices) -> tuple[Indices, Callable[[Indices], Indices]]:

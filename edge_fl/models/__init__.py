@@ -1,4 +1,4 @@
-"""Network architectures by name. A model builds an extractor (raw 0..1 pixels -> features); extractor and head form a `Net`.
+"""Network architectures by name. A model builds an extractor (samples -> features); extractor and head form a `Net`.
 
 A model is a function `(input, **options) -> Module` whose module has an int attribute `feature_dim`, and a line in MODELS. A model outside
 this package is named `package.module:function_or_Class`. Pretrained networks are in `edge_fl.models.backbones`.
@@ -16,7 +16,8 @@ from edge_fl.config import ModelConfig
 from edge_fl.errors import MethodError, brief, nearest
 from edge_fl.inputs import InputSpec
 from edge_fl.learn.network.part import Net, building, linear_head
-from edge_fl.models import backbones, cnn, frozen, mobilenet, resnet, weights
+from edge_fl.modalities import ABOUT
+from edge_fl.models import backbones, cnn, frozen, mobilenet, resnet, series, weights
 from edge_fl.models.frozen import Frozen
 from edge_fl.models.normalise import Normalised
 
@@ -29,6 +30,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet34": resnet.resnet34,
     "mobilenet": mobilenet.MobileNet,
     "mobilenet-v1": mobilenet.MobileNetV1,
+    "cnn1d": series.cnn1d,
+    "mlp": series.mlp,
+    "identity": series.identity,
 }
 
 
@@ -66,7 +70,7 @@ def _build(model: ModelConfig, input: InputSpec) -> nn.Module:
         network = backbones.build(model, backbone, input) if backbone else _own(model, input)
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
         raise MethodError(
-            f"model {model.name} for images {size}: {brief(' '.join(str(error).split()))}"
+            f"model {model.name} for {ABOUT[input.kind].samples} {size}: {brief(' '.join(str(error).split()))}"
         ) from error
     if model.train == "lora":
         return frozen.Adapted(network, model.name, model.rank)

@@ -16,12 +16,12 @@ class Features(Chain):
     """Convolutions, flatten, and (with `width`) a linear layer without activation to `width` features."""
 
     def __init__(
-        self, convolutions: nn.Module, input: InputSpec, width: int = 0, *, activation: bool = False
+        self, convolutions: nn.Module, shape: Sequence[int], width: int = 0, *, activation: bool = False
     ) -> None:
         super().__init__()
         self.convolutions = convolutions
         with torch.no_grad():
-            flat = convolutions.eval()(torch.zeros(1, *input.shape)).numel()
+            flat = convolutions.eval()(torch.zeros(1, *shape)).numel()
         self.flatten = nn.Flatten()
         self.linear = nn.Linear(flat, width) if width else nn.Identity()
         self.activation = nn.ReLU() if activation else nn.Identity()
@@ -41,7 +41,7 @@ def tiny(input: InputSpec, feature_dim: int = 64, width: int = 16, norm: bool = 
     """Conv3x3 -> BN -> ReLU -> pool, twice (width, 2 * width), then a linear layer; from 4x4 pixels up."""
     first = _block(input.channels, width, 3, padding=1, norm=norm)
     return Features(
-        nn.Sequential(*first, *_block(width, 2 * width, 3, padding=1, norm=norm)), input, feature_dim
+        nn.Sequential(*first, *_block(width, 2 * width, 3, padding=1, norm=norm)), input.shape, feature_dim
     )
 
 
@@ -54,7 +54,7 @@ def cnn2(input: InputSpec, feature_dim: int = 512, activation: bool = True, padd
         *_block(input.channels, 32, 5, padding=padding, norm=False),
         *_block(32, 64, 5, padding=padding, norm=False),
     ]
-    return Features(nn.Sequential(*blocks), input, feature_dim, activation=activation)
+    return Features(nn.Sequential(*blocks), input.shape, feature_dim, activation=activation)
 
 
 def cnn2_bn(input: InputSpec, feature_dim: int = 512, padding: int = 0) -> nn.Module:
@@ -63,7 +63,7 @@ def cnn2_bn(input: InputSpec, feature_dim: int = 512, padding: int = 0) -> nn.Mo
         *_block(input.channels, 32, 5, padding=padding, norm=True),
         *_block(32, 64, 5, padding=padding, norm=True),
     ]
-    return Features(nn.Sequential(*blocks), input, feature_dim)
+    return Features(nn.Sequential(*blocks), input.shape, feature_dim)
 
 
 def cnn4(input: InputSpec, width: int = 64) -> nn.Module:
@@ -71,4 +71,4 @@ def cnn4(input: InputSpec, width: int = 64) -> nn.Module:
     blocks = _block(input.channels, width, 3, padding=1, norm=True)
     for _ in range(3):
         blocks += _block(width, width, 3, padding=1, norm=True)
-    return Features(nn.Sequential(*blocks), input)
+    return Features(nn.Sequential(*blocks), input.shape)

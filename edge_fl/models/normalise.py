@@ -1,4 +1,4 @@
-"""The dataset's normalisation as part of the extractor: devices input raw 0..1 pixels (docs/methods-on-devices.md, "Export")."""
+"""The dataset's normalisation as part of the extractor: devices input raw values (docs/methods-on-devices.md, "Export")."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,13 +10,13 @@ from edge_fl.learn.network.chain import Chain
 
 
 def normalised(x: Tensor, input: InputSpec) -> Tensor:
-    """(x - mean) / std per channel, [N, C, H, W]."""
+    """(x - mean) / std per channel, [N, C, ...]."""
     return (x - constant(input.mean, x)) / constant(input.std, x)
 
 
 def constant(values: tuple[float, ...], like: Tensor) -> Tensor:
-    """Mean or std of an input per channel of images `like` [N, C, H, W]: [C, 1, 1]."""
-    return like.new_tensor(values).expand(like.shape[1]).reshape(-1, 1, 1)
+    """Mean or std of an input per channel of samples `like` [N, C, ...]: [C, 1, ...]."""
+    return like.new_tensor(values).expand(like.shape[1]).reshape(-1, *(1 for _ in like.shape[2:]))
 
 
 class Normalised(Chain):
@@ -30,12 +30,13 @@ class Normalised(Chain):
         self.extractor = extractor
         self.feature_dim = extractor.feature_dim
         for name, values in (("mean", input.mean), ("std", input.std)):
-            constant = torch.tensor(values, dtype=torch.float32).expand(input.channels).reshape(1, -1, 1, 1)
-            self.register_buffer(name, constant.clone(), persistent=False)
+            constant = torch.tensor(values, dtype=torch.float32).expand(input.channels)
+            shape = (1, -1, *(1 for _ in input.shape[1:]))
+            self.register_buffer(name, constant.reshape(shape).clone(), persistent=False)
 
     def layers(self) -> Sequence[Callable[[Tensor], Tensor]]:
         return self.standardise, self.extractor
 
     def standardise(self, x: Tensor) -> Tensor:
-        """Normalise raw pixels; a method, so that the chain has it as one layer."""
+        """Normalise raw values; a method, so that the chain has it as one layer."""
         return (x - self.mean).div_(self.std)

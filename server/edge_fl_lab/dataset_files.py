@@ -32,9 +32,10 @@ from edge_fl.data.class_names import folder_remarks
 from edge_fl.data.samples import Array, Indices, class_ids
 from edge_fl.errors import DataError, nearest
 from edge_fl.files import npz, user_text
+from edge_fl.files.folder import walk
 from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec, Kind
-from edge_fl.modalities import ABOUT, pictures
+from edge_fl.modalities import ABOUT, kind_of_most, pictures
 from edge_fl_server import sample_folders
 
 SETS = ("train", "test")
@@ -66,32 +67,31 @@ def convert_files(
     Raises DataError.
     """
     _require_name(name)
-    found = sample_folders.find(folder, kind or sample_folders.kind_in(folder))
-    about, classes, domains = ABOUT[found.kind], found.classes, found.domains
-    if len(classes) < 2:
+    found = sample_folders.find(folder, kind or kind_of_most(walk(folder).files) or "picture")
+    about = ABOUT[found.kind]
+    if not found.files:
         raise DataError(
-            f"{text(folder)}: {about.files} of {len(classes)} classes; expected two or more folders named after classes"
+            f"{text(folder)}: {about.files} of 0 classes; expected two or more folders named after classes"
         )
     input = InputSpec((3, size, size)) if found.kind == "picture" else found.input(**chosen)
-    x, numbers, unusable = sample_folders.read(found.files, input)
-    files = [found.files[number] for number in numbers]
-    y = np.array([classes.index(file.class_name) for file in files])
-    if len(set(y)) < 2:
+    x, names, groups, numbers, unusable = sample_folders.read(found.files, input)
+    classes, y = np.unique(names, return_inverse=True)
+    if len(classes) < 2:
         raise DataError(
-            f"{text(folder)}: usable {about.files} of {len(set(y))} classes, expected two or more"
+            f"{text(folder)}: usable {about.files} of {len(classes)} classes; expected two or more folders named after classes"
         )
-    content = {"x": x, "y": y, "classes": np.array(classes)}
-    if domains:
-        content["domains"] = np.array([file.domain for file in files])
-    if input.rate:
-        content["groups"] = numbers
+    content = {"x": x, "y": y, "classes": classes}
+    if found.domains:
+        content["domains"] = np.array([found.files[number].domain for number in numbers])
+    if any(groups):
+        content["groups"] = np.array(groups)
     if found.kind != "picture":
         content["input"] = np.array(msgspec.json.encode(input).decode())
     data = data_dir / f"{name}.npz"
     data_dir.mkdir(parents=True, exist_ok=True)
     npz.write(data, content)
     left_out = len(found.listing.files) + len(found.listing.skipped) - len(set(numbers))
-    return data, left_out, (*unusable[:MOST_NAMED], *found.others(), *folder_remarks(found.listing))
+    return data, left_out, (*unusable[:MOST_NAMED], *found.others, *folder_remarks(found.listing))
 
 
 def convert(folder: Path, name: str, data_dir: Path) -> tuple[Path, Path, int]:

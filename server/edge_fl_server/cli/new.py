@@ -83,26 +83,22 @@ def new(
         raise ConfigError(
             f"new {name}: --window and --rate are for recordings, expected --series or --audio with them"
         )
-    path, words = Path(f"{name}.toml"), recipes.WORDS[kind]
-    model = model or words.model
+    path, (usual, _) = Path(f"{name}.toml"), recipes.MODELS[kind]
+    model = model or usual
     recipes.require_absent(path)
     names = [each.strip() for each in classes.split(",")]
-    input, data = None, words.many.upper()
+    input, data = None, "PICTURES" if kind == "picture" else "FOLDER"
     if folder:
-        scanned = recipes.scan(folder, kind)
-        names, domains, remarks = list(scanned.classes), scanned.found.domains, [*scanned.remarks]
-        if kind != "picture":
-            input, unusable = recipes.input_of(scanned, window_s=window, rate=rate)
-            remarks = [*unusable, *remarks]
-        for each, count in scanned.classes.items():
-            print_status(f"{each}: {count} {'picture' if kind == 'picture' else 'file'}{'s' * (count != 1)}")
-        for remark in remarks:
+        found = recipes.scan(folder, kind, window_s=window, rate=rate)
+        names, input = list(found.classes), found.input
+        for each, count in found.classes.items():
+            files = f": {count} {'picture' if kind == 'picture' else 'file'}{'s' * (count != 1)}"
+            print_status(f"{each}{files * bool(count)}")
+        for remark in found.remarks:
             print_status(remark)
-        if domains:
-            print_status(
-                f"{len(domains)} folders with these classes in them, one for each device: {shortened(domains)}"
-            )
-            data = f"{paths.text(folder)}/{domains[0]}"
+        if found.domains:
+            print_status(f"{len(found.domains)} devices can have a part each: {shortened(found.domains)}")
+            data = f"{paths.text(folder)}/{found.domains[0]}{'.csv' * (0 in found.classes.values())}"
     names = require_class_names(names, f"new {name}")
 
     # These import torch: invalid names are reported before.
@@ -115,9 +111,9 @@ def new(
     missing = _missing(parse(text, paths.text(path)))
     recipes.write(path, text)
     print_status(f"{paths.text(path)}: {len(names)} classes, model {model}; any text editor changes it")
-    if not is_pretrained and model != words.model:
+    if not is_pretrained and model != usual:
         print_status(
-            f"{model} has no pretrained weights: heads on random features are weak; {words.model} is better as it is"
+            f"{model} has no pretrained weights: heads on random features are weak; {usual} is better as it is"
         )
     if missing:
         print_status(f"before the run: {missing}")

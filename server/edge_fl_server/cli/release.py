@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -166,7 +167,7 @@ def carry_out(releases: ReleaseCommands, request: Request, wait_s: float, *wante
 
 
 def made_by_model(
-    model: str, weights: str, classes: list[str], size: int, resize: Resizing
+    model: str, weights: str, classes: list[str], given: ForeignInput
 ) -> tuple[Exported, Description]:
     """Export a network that edge-fl builds."""
     from msgspec.structs import replace
@@ -182,12 +183,14 @@ def made_by_model(
     from edge_fl_server.training import studies
 
     config = ModelConfig(model, weights=weights, train="none")
-    if backbone_input(config) is None:
-        input = InputSpec((3, size, size)) if size else None
-    else:
+    size, input = given.size, given.input
+    if backbone_input(config) is not None:
         config = replace(config, options={"size": size} if size else {})
         input = backbone_input(config)
-    input = replace(input, resize=resize) if input else None
+    elif size:
+        input = InputSpec((3, size, size))
+    if input and not given.input:
+        input = replace(input, resize=given.resize)
     data = DataConfig(classes=classes)
     _, spec = studies.without_data(Recipe(source="none", data=data, model=config, input=input))
     method = build_method(spec)
@@ -221,8 +224,7 @@ def quantised(exported: Exported, description: Description, images: Path) -> Qua
 
 def publish(
     file: Annotated[
-        Path | None,
-        argument("FILE", "An ONNX model: [N, C, H, W], [N, C, T], [N, T] or [N, F] in, features [N, d] out."),
+        Path | None, argument("FILE", "An ONNX model: pixels [N, C, H, W] in, features [N, d] out.")
     ] = None,
     classes: ClassesOption = "",
     model: Annotated[
@@ -235,60 +237,29 @@ def publish(
     mean: Annotated[
         str,
         option(
-            "--mean NUMBERS",
-            "Mean per channel that the file expects to be subtracted, of pixels in 0..1.",
-            "Model",
+            "--mean NUMBERS", "Mean per channel that the file expects to be subtracted from 0..1.", "Model"
         ),
     ] = "",
     std: Annotated[
         str, option("--std NUMBERS", "Standard deviation per channel to divide by after --mean.", "Model")
     ] = "",
     size: Annotated[
-        int,
-        option(
-            "--size N",
-            "Pixels per side, or values of a window, where the model does not fix them.",
-            "Model",
-            min=0,
-        ),
+        int, option("--size N", "Pixels per side, where the model does not fix them.", "Model", min=0)
     ] = 0,
     resize: Annotated[
         Resizing, option("--resize HOW", "How a picture gets this size: crop, letterbox or stretch.", "Model")
     ] = "crop",
-    rate: Annotated[
-        float,
-        option(
-            "--rate HZ", "Values per second of a series or audio, whose file does not say it.", "Model", min=0
-        ),
-    ] = 0.0,
-    hop: Annotated[
-        int,
-        option(
-            "--hop N",
-            "Values between two windows of a recording [half a window, a whole clip].",
-            "Model",
-            min=0,
-        ),
-    ] = 0,
-    names: Annotated[
-        str,
-        option(
-            "--names NAMES",
-            "Channels of a series or columns of a table, comma-separated, in the file's order.",
-            "Model",
-        ),
-    ] = "",
+    input: Annotated[
+        Path | None,
+        option("--input RECIPE", "Recipe whose [input] describes samples that are not pictures.", "Model"),
+    ] = None,
     reference: Annotated[
         Path | None,
         option("--reference FILE", "An .npz with x and features of the file, to compare with.", "Model"),
     ] = None,
     images: Annotated[
         Path | None,
-        option(
-            "--images FOLDER",
-            "Folder of pictures, or other files, by class: also release an int8 variant.",
-            "Model",
-        ),
+        option("--images FOLDER", "Folder of pictures or other files by class: also release int8.", "Model"),
     ] = None,
     stages: Annotated[
         str,
@@ -307,48 +278,46 @@ def publish(
     """Release an extractor without a training run, from a file or a model's name, and roll it out; devices fit their heads on it."""
     from edge_fl.data.class_names import require_class_names
     from edge_fl.errors import shortened
-    from edge_fl.modalities import ABOUT
+    from edge_fl_server import recipes
     from edge_fl_server.release.foreign import ForeignInput
 
     if (file is None) == (not model):
         raise ConfigError("release publish: expected either a file, such as model.onnx, or --model NAME")
-    listed = require_class_names(_listed(classes), "release publish, --classes")
+    names = [name.strip() for name in classes.split(",")] if classes else []
+    names = require_class_names(names, "release publish, --classes")
     plan = rollout_plan(stages)
     if file and weights:
         raise ConfigError(
             f"--weights {weights}: those of {text(file)} are in the file; expected them with --model"
         )
-    if model and (mean or std or reference or rate or hop or names):
+    if model and (mean or std or reference):
+        raise ConfigError(f"--mean, --std and --reference describe a file; those of {model} are known")
+    own = recipes.find(os.fspath(input)).input if input else None
+    if input and not own:
         raise ConfigError(
-            f"--mean, --std, --rate, --hop, --names and --reference describe a file; those of {model} are known"
+            f"--input {text(input)}: has no [input]; expected a recipe with the form of a sample"
         )
-    channels = tuple(_listed(names))
-    given = ForeignInput(_numbers("--mean", mean), _numbers("--std", std), size, resize, rate, hop, channels)
+    given = ForeignInput(_numbers("--mean", mean), _numbers("--std", std), size, resize, own)
     for path in filter(None, (file, reference, images)):
         if not path.exists():
             raise InputError(f"{text(path)}: does not exist", consequence="nothing was released")
     with commands(place, broker, new=True) as releases:
         releases.is_online()  # nothing is signed without a broker
         if file:
-            exported, description = made_elsewhere(file, given, reference, listed)
+            exported, description = made_elsewhere(file, given, reference, names)
         else:
-            exported, description = made_by_model(model, weights, listed, size, resize)
+            exported, description = made_by_model(model, weights, names, given)
         int8 = quantised(exported, description, images) if images else None
         manifest = releases.sign(exported, description, int8)
-        sides = "x".join(map(str, manifest.input.shape))
         print_status(
             f"release {manifest.release}: {units.size(manifest.bytes)}{' and int8' * bool(int8)},"
-            f" {manifest.feature_dim} features of {ABOUT[manifest.input.kind].samples} {sides}, classes {shortened(manifest.classes, 10)}"
+            f" {manifest.feature_dim} features, input {manifest.input.form}, classes {shortened(manifest.classes, 10)}"
         )
         if releases.is_served(manifest.release):
             print_status(f"release {manifest.release}: rolled out before")
             print("completed")
             return
         carry_out(releases, releases.roll_out(manifest.release, plan, again=again), wait_s)
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")] if text else []
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,39 +17,15 @@ from edge_fl.files.folder import is_system
 from edge_fl.inputs import InputSpec, Kind
 from edge_fl.modalities import ABOUT
 from edge_fl_server import sample_folders
-from edge_fl_server.sample_folders import SampleFolder
 
-
-class Words(NamedTuple):
-    """The option and words of `edge-fl new` for a kind of samples, its default model, and what the recipe says of it."""
-
-    option: str
-    many: str
-    files: str
-    model: str
-    remark: str
-
-
-WORDS: dict[Kind, Words] = {
-    "picture": Words(
-        "images",
-        "pictures",
-        "cat/1.jpg, cat/2.jpg, dog/1.jpg",
-        "efficientnet-lite0",
-        "A larger one is more accurate and slower on the devices.",
-    ),
-    "series": Words(
-        "series",
-        "recordings",
-        "walk/1.csv, walk/2.csv, run/1.csv",
-        "random-kernels",
-        "This one has no weights: nothing is trained, and a release is small.",
-    ),
-    "audio": Words("audio", "recordings", "yes/1.wav, yes/2.wav, no/1.wav", "audio-cnn", ""),
-    "table": Words(
-        "table", "rows", "good/1.csv, bad/1.csv", "identity", "This one passes the columns on, standardised."
-    ),
+OPTIONS: dict[Kind, str] = {"picture": "images", "series": "series", "audio": "audio", "table": "table"}
+MODELS: dict[Kind, tuple[str, str]] = {
+    "picture": ("efficientnet-lite0", "A larger one is more accurate and slower on the devices."),
+    "series": ("random-kernels", "This one has no weights to train: a release is small."),
+    "audio": ("audio-cnn", ""),
+    "table": ("identity", "This one passes the columns on, standardised."),
 }
+"""The model of a recipe by kind of samples, and what the recipe says of it."""
 OWN_INPUT = 64  # pixels: side of the input of a network that declares none
 MOST_NAMED = 5
 MOST_PER_FILE = 256
@@ -58,10 +33,10 @@ MOST_PER_FILE = 256
 RECIPE = """\
 # {name}: a recipe, written by 'edge-fl new'. Change anything; settings that are not here have a default.
 #
-# What happens: the server has no {many} and trains nothing. It exports the network [model] as it is, signs it and sends
-# it to your devices. Each device fits a personal classifier of its own {many} on it. They never leave a device.
+# What happens: the server has no data and trains nothing. It exports the network [model] as it is, signs it and sends
+# it to your devices. Each device fits a personal classifier of its own data on it. Data never leave a device.
 #
-# How devices help each other: the network alone has no classifier, so the first devices need labelled {many} of each
+# How devices help each other: the network alone has no classifier, so the first devices need labelled data of each
 # class. Where five or more devices with certificates have labels, the sum of their class statistics becomes the fleet's
 # head of the next release: a new device predicts with it at once, without labels, and adapts it to its own.
 
@@ -69,7 +44,7 @@ name = "{name}"
 source = "none"
 
 [data]
-# One folder of {many} per class on every device: {files}, ... A device may lack some classes.
+# One folder per class on every device: cat/1.jpg, cat/2.jpg, dog/1.jpg, ... A device may lack some classes.
 # To add a class later, append it here and run again: devices keep what they learnt. Never reorder or remove names.
 classes = {classes}
 {input}
@@ -85,7 +60,7 @@ heads = 1
 wait_s = 600.0
 
 [statistics]
-# Devices with certificates help each other: they add counts and sums over their labelled {many} to masked sums over at
+# Devices with certificates help each other: they add counts and sums over their labelled data to masked sums over at
 # least 5 devices, and every device's classifier learns from the total. The server sees the total alone. "none" switches
 # it off for all devices, uploads = false in a device's settings for this device. Without certificates nothing is sent.
 sums = "auto"
@@ -96,78 +71,70 @@ host = "127.0.0.1" # of the MQTT broker: 'edge-fl broker up', or your own
 """
 INPUT = """
 [input]
-# {meaning}
+# One sample. Pictures are resized to `shape`; a window of a recording has so many values, at `rate` per second, and one
+# starts every `hop` values. Columns and channels are found by their names.
 {settings}
 """
-MEANINGS: dict[Kind, str] = {
-    "picture": "Channels, height, width: pictures are resized to this.",
-    "series": "Windows [channels, values] of the recordings, at `rate` values per second; one starts every `hop` values.",
-    "audio": "Clips of the recordings, at `rate` values per second; one starts every `hop` values.",
-    "table": "Columns of the rows, found by their names.",
-}
 
 
 @dataclass(frozen=True)
 class Scan:
-    """Classes of a folder with the number of files of each, remarks about the rest of the folder, and its files."""
+    """Classes of a folder with the number of files of each (of rows 0), remarks about the rest of it, and its domains.
+
+    input: of other samples than pictures.
+    """
 
     classes: dict[str, int]
-    remarks: tuple[str, ...]
-    found: SampleFolder
+    remarks: list[str]
+    domains: list[str]
+    input: InputSpec | None = None
 
 
-def scan(folder: Path, kind: Kind = "picture") -> Scan:
+def scan(folder: Path, kind: Kind = "picture", **chosen: float) -> Scan:
     """Read the class names from a folder with one folder of files per class, or a folder for each person with these in it.
 
-    Raises DataError for fewer than two classes.
+    chosen: window_s and rate of recordings, if they are given. Raises DataError for fewer than two classes.
     """
-    found, files, option = sample_folders.find(folder, kind), ABOUT[kind].files, WORDS[kind].option
-    listing, counts = found.listing, Counter(file.class_name for file in found.files)
+    found, files = sample_folders.find(folder, kind), ABOUT[kind].files
+    listing, counts = found.listing, Counter(file.class_name for file in found.files if file.class_name)
     suffixes = ABOUT[kind].suffixes
     places = [path.relative_to(folder).parts for path in listing.files if path.suffix.lower() in suffixes]
-    loose = [parts[0] for parts in places if len(parts) == 1]
+    in_column = kind == "table" and bool(found.files) and not counts
+    loose = [] if in_column else [parts[0] for parts in places if len(parts) == 1]
     remarks = []
     for name in () if found.domains else listing.folders:
         deeper = sorted({parts[1] for parts in places if parts[0] == name and len(parts) > 2})
         if deeper:
             remarks.append(
                 f"{paths.text(folder / name)}: {files} one level too deep, in {_some(deeper)};"
-                f" expected {paths.text(folder)}/CLASS/FILE, or --{option} {paths.text(folder / name)}"
+                f" expected {paths.text(folder)}/CLASS/FILE, or --{OPTIONS[kind]} {paths.text(folder / name)}"
             )
         elif class_of(name) and class_of(name) not in counts:
             remarks.append(f"{paths.text(folder / name)}: no {files} in it, so it is no class")
     remarks += [
         f"{paths.text(path)}: hidden, so it is no class"
-        for path in sorted(folder.iterdir())
-        if path.name.startswith(".") and path.is_dir() and not is_system(path.name)
+        for path in sorted(folder.glob(".*"))
+        if path.is_dir() and not is_system(path.name)
     ]
     remarks += [f"{paths.text(path)}: {why}" for path, why in listing.skipped if path.parent == folder]
-    remarks += [*found.others(), *folder_remarks(listing)]
+    remarks += [*found.others, *folder_remarks(listing)]
     if loose:
         remarks.append(
             f"{len(loose)} {files} directly in {paths.text(folder)} ({_some(loose)}): move each into the folder of its class,"
             f" such as {paths.text(folder / 'CLASS' / loose[0])}"
         )
+    input = None
+    if kind != "picture" and (in_column or len(counts) > 1):
+        input = found.input(**chosen)
+        x, names, _, _, unusable = sample_folders.read(found.files, input, MOST_PER_FILE)
+        remarks = [*unusable, *remarks]
+        counts = Counter({name: counts[name] for name in names})
+        input = modalities.of(kind).input_of(x, np.arange(len(x)), input)
     if len(counts) < 2:
         have = f"{files} of {len(counts)} class{'es' * (not counts)}"
         why = "".join(f"; {remark}" for remark in remarks)
         raise DataError(f"{paths.text(folder)}: {have}, expected two or more folders with {files} in it{why}")
-    return Scan(dict(sorted(counts.items())), tuple(remarks), found)
-
-
-def input_of(scanned: Scan, **chosen: float) -> tuple[InputSpec, list[str]]:
-    """The input for recordings or rows with their mean and standard deviation, and remarks about files that cannot be read.
-
-    chosen: window_s and rate, if they are given. Raises DataError.
-    """
-    found = scanned.found
-    input = found.input(**chosen)
-    x, numbers, unusable = sample_folders.read(found.files, input, MOST_PER_FILE)
-    if len({found.files[number].class_name for number in numbers}) < 2:
-        raise DataError(
-            f"{unusable[0] if unusable else 'no samples'}; expected usable {ABOUT[found.kind].files} of two classes"
-        )
-    return modalities.of(found.kind).input_of(x, np.arange(len(x)), input), unusable
+    return Scan(dict(sorted(counts.items())), remarks, found.domains, input)
 
 
 def recipe_text(name: str, classes: Sequence[str], model: str, kind: Kind, input: InputSpec | None) -> str:
@@ -175,9 +142,11 @@ def recipe_text(name: str, classes: Sequence[str], model: str, kind: Kind, input
     given = msgspec.to_builtins(input).items() if input else ()
     settings = "\n".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in given)
     return RECIPE.format(
-        **WORDS[kind]._asdict() | {"name": name, "model": model},
+        name=name,
         classes=json.dumps(classes, ensure_ascii=False),
-        input=INPUT.format(meaning=MEANINGS[kind], settings=settings) if input else "",
+        model=model,
+        remark=MODELS[kind][1] if model == MODELS[kind][0] else "",
+        input=INPUT.format(settings=settings) if input else "",
     )
 
 

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx
-from msgspec import Struct
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, inliner, numpy_helper, shape_inference, version_converter
 
 from edge_fl.blob import MAX_BLOB_BYTES
 from edge_fl.errors import InputError, brief
 from edge_fl.files.paths import text
-from edge_fl.inputs import KINDS, MAX_CHANNELS, Axes, InputSpec
+from edge_fl.inputs import MAX_CHANNELS, InputSpec
 from edge_fl.modalities import ABOUT, noise
 from edge_fl.release.onnx_form import FEATURES, IMAGE, IR_VERSION, OLDEST_OPSET, OPSET, PARITY, ROWS
 from edge_fl_server.release.onnx_session import Session
@@ -107,16 +107,14 @@ class ForeignInput(Struct, frozen=True):
     """What the ONNX file itself does not say of its input.
 
     `mean` and `std` per channel are applied to samples before the model (empty: it takes pixels 0..1, or other samples as they are); `size`
-    is needed where the model declares none. `rate` in Hz, `hop` (0: half a window of a series, a whole clip) and `names`: as of InputSpec.
+    is needed where the model declares none. `input`: of samples that are not pictures; its mean and std are not applied.
     """
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     size: int = 0
     resize: str = "crop"
-    rate: float = 0.0
-    hop: int = 0
-    names: tuple[str, ...] = ()
+    input: InputSpec | None = None
 
 
 class Converted(NamedTuple):
@@ -217,48 +215,43 @@ def _require_self_contained(model: onnx.ModelProto) -> None:
 
 
 def _input(model: onnx.ModelProto, given: ForeignInput) -> InputSpec:
-    """The only input: its axes follow from the number of dimensions, and of [N, T] and [N, F] from whether a rate is given."""
+    """What the only input takes, with mean and std that are applied before the model."""
     if len(values := inputs(model)) != 1:
         raise InputError(f"{len(values)} inputs ({named(values)}), expected one sample")
     kind = values[0].type.tensor_type
     found = f"input {values[0].name!r} is {typed(values[0])}"
-    by_rank: dict[int, Axes] = {4: "CHW", 3: "CT", 2: "T" if given.rate else "F"}
-    axes = by_rank.get(len(kind.shape.dim)) if kind.HasField("shape") else None
-    if kind.elem_type != TensorProto.FLOAT or axes is None:
-        raise InputError(f"{found}, expected float [N, C, H, W], [N, C, T], [N, T] or [N, F]")
-    shape = [dim.dim_value for dim in kind.shape.dim[1:]]
-    if axes == "CHW" and not 1 <= shape[0] <= MAX_CHANNELS:
-        hint = " (it has channels last: export it with channels first)" if shape[2] in (1, 3) else ""
-        raise InputError(f"{found}, expected [N, C, H, W] with 1 or 3 channels{hint}")
-    first = int(axes[0] == "C")  # of the dimensions that --size gives
-    if given.size and any(side not in (0, given.size) for side in shape[first:]):
-        raise InputError(f"{found}, but --size is {given.size}")
-    shape[first:] = [side or given.size for side in shape[first:]]
-    if not all(shape):
-        raise InputError(f"{found}: its size is free, expected --size, such as --size 224")
-    if axes == "CT" and not given.rate:
-        raise InputError(f"{found}, a series: expected --rate, its values per second")
+    dims = [dim.dim_value for dim in kind.shape.dim[1:]] if kind.HasField("shape") else []
+    shape = given.input.shape if given.input else _picture(dims, found, given.size)
+    of_shape = len(dims) == len(shape) and all(a in (0, b) for a, b in zip(dims, shape, strict=True))
+    if kind.elem_type != TensorProto.FLOAT or not of_shape:
+        raise InputError(f"{found}, expected float [N, {', '.join(map(str, shape))}]")
     if bool(given.mean) != bool(given.std):
         raise InputError("expected both --mean and --std, or neither (the model takes pixels 0..1)")
-    channels = 1 if axes == "T" else shape[0]
-    for name, numbers in (("--mean", given.mean), ("--std", given.std)):
-        if len(numbers) not in (0, 1, channels):
-            raise InputError(f"{name} has {len(numbers)} values, expected 1 or {channels}, one per channel")
     try:
-        return InputSpec(
-            tuple(shape),
-            given.mean or (0.0,),
-            given.std or (1.0,),
-            axes,
-            KINDS[axes][1],  # type: ignore[arg-type]
-            given.resize,  # type: ignore[arg-type]
-            given.rate,
-            given.hop or {"CT": -(-shape[-1] // 2), "T": shape[-1]}.get(axes, 0),
-            given.names,
-        )
+        own = given.input or InputSpec(shape, (0.0,), (1.0,), resize=given.resize)  # type: ignore[arg-type]
+        input = structs.replace(own, mean=given.mean or own.mean, std=given.std or own.std)
     except ValueError as error:
-        hint = "; of audio, --rate" if axes == "F" else ""
-        raise InputError(f"{error}{hint}") from error
+        raise InputError(f"{error}") from error
+    for name, numbers in (("--mean", given.mean), ("--std", given.std)):
+        if len(numbers) not in (0, 1, own.channels):
+            raise InputError(
+                f"{name} has {len(numbers)} values, expected 1 or {own.channels}, one per channel"
+            )
+    return input
+
+
+def _picture(dims: Sequence[int], found: str, size: int) -> tuple[int, ...]:
+    """Channels, height and width."""
+    if len(dims) != 3:
+        raise InputError(f"{found}, expected [N, C, H, W], or --input with samples that are not pictures")
+    if not 1 <= dims[0] <= MAX_CHANNELS:
+        hint = " (it has channels last: export it with channels first)" if dims[2] in (1, 3) else ""
+        raise InputError(f"{found}, expected [N, C, H, W] with 1 or 3 channels{hint}")
+    if size and any(side not in (0, size) for side in dims[1:]):
+        raise InputError(f"{found}, but --size is {size}")
+    if not all(shape := (dims[0], *(side or size for side in dims[1:]))):
+        raise InputError(f"{found}: its size is free, expected --size, such as --size 224")
+    return shape
 
 
 def _require_output(model: onnx.ModelProto) -> None:

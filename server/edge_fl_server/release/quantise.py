@@ -228,7 +228,7 @@ def labelled(folder: Path, classes: Sequence[str], input: InputSpec, seed: int =
         chosen = sorted(rng.permutation(len(own))[:MOST_PER_CLASS])
         files += [own[index] for index in chosen]
         counts.append(len(chosen))
-    x, numbers, _ = sample_folders.read(files, input, MOST_PER_CLASS)
+    x, _, _, numbers, _ = sample_folders.read(files, input, MOST_PER_CLASS)
     y, held_out, kept = np.repeat(np.arange(len(names)), counts)[numbers], np.zeros(len(x), bool), []
     for label in np.unique(y):
         rows = np.flatnonzero(y == label)

@@ -29,13 +29,8 @@ from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training.clients import ClientId
 
 X, Y, SPLIT, SETTINGS = "x.npy", "y.npy", "split.npz", "settings.json"
-NETWORKS: dict[Kind, str] = {
-    "picture": ModelConfig().name,
-    "series": "cnn1d",
-    "audio": "audio-cnn",
-    "table": "mlp",
-}
-"""The network of a recipe without [model], by the kind of its samples."""
+NETWORKS: dict[Kind, str] = {"series": "cnn1d", "audio": "audio-cnn", "table": "mlp"}
+"""The network of a recipe without [model], by the kind of its samples, if these are not pictures."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +112,7 @@ def method_spec(recipe: Recipe, input: InputSpec, classes: Sequence[str]) -> Met
         )
     if input.kind != "picture" and recipe.method.augment != "none":
         raise ConfigError(
-            f'[method] augment = "{recipe.method.augment}": it changes pictures, but the samples are {ABOUT[input.kind].samples};'
-            ' expected "none"'
+            f'[method] augment = "{recipe.method.augment}" changes pictures, not {ABOUT[input.kind].samples}; expected "none"'
         )
     return MethodSpec(
         model=models.with_pinned_weights(recipe.model),
@@ -166,28 +160,21 @@ def without_data(recipe: Recipe) -> tuple[Recipe, MethodSpec]:
 
 
 def _with_network(recipe: Recipe, kind: Kind) -> Recipe:
-    """The recipe with the network for a kind of samples, where it has no [model] of its own."""
-    model = ModelConfig(NETWORKS[kind]) if recipe.model == ModelConfig() else recipe.model
-    return msgspec.structs.replace(recipe, model=model)
+    if kind == "picture" or recipe.model != ModelConfig():
+        return recipe
+    return msgspec.structs.replace(recipe, model=ModelConfig(NETWORKS[kind]))
 
 
 def _fitted(dataset: Dataset, input: InputSpec | None) -> Dataset:
     own = dataset.given
-    if input is None or (input.shape == dataset.samples.shape and input.kind == dataset.kind == "picture"):
+    if input is None or (own is None and input.shape == dataset.samples.shape):
         return dataset
     others = own and own.names and input.names and own.names != input.names
-    if own and (others or (own.axes, own.rate) != (input.axes, input.rate)):
-        raise DataError(
-            f"{dataset.name}: {_described(own)}, but the recipe's input or model takes {_described(input)}"
-        )
+    if own and (others or (own.kind, own.rate) != (input.kind, input.rate)):
+        names = f", channels {shortened(input.names)} instead of {shortened(own.names)}" * bool(others)
+        raise DataError(f"{dataset.name}: {own.form}, but the recipe or its model takes {input.form}{names}")
     x = modalities.of(dataset.kind).fit(dataset.samples.x, input, dataset.name)
     return replace(dataset, samples=replace(dataset.samples, x=x))
-
-
-def _described(input: InputSpec) -> str:
-    rate = f" at {input.rate:g} Hz" * bool(input.rate)
-    names = f" of {shortened(input.names, 10)}" * bool(input.names)
-    return f"{ABOUT[input.kind].samples} {list(input.shape)}{rate}{names}"
 
 
 class ClientSettings(msgspec.Struct, frozen=True):

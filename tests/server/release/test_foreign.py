@@ -21,7 +21,8 @@ from tests.devices.graphs import DIM, WEIGHTS, constant, graph
 
 PIXELS = graphs.images(5).astype(np.float32) / 255
 FEATURES = PIXELS.reshape(5, -1) @ WEIGHTS
-PLAIN, AS_IS = ForeignInput(), ((0.0,), (1.0,))
+PLAIN = ForeignInput()
+SERIES = InputSpec((2, 8), axes="CT", dtype="float32", rate=50, hop=4, names=("x", "y"))
 LEVELS = graphs.images(5)
 QUICK = ForeignLimits(memory_mb=512, cpu_s=60, deadline_s=100)
 
@@ -134,33 +135,31 @@ def test_mean_and_std_become_part_of_the_graph(file):
 
 
 @pytest.mark.parametrize(
-    ("shape", "given", "input"),
+    ("shape", "given", "mean", "std"),
     [
-        (
-            (2, 8),
-            ForeignInput((1.0, -2.0), (4.0, 3.0), rate=50, names=("x", "y")),
-            InputSpec((2, 8), (1.0, -2.0), (4.0, 3.0), "CT", "float32", rate=50, hop=4, names=("x", "y")),
-        ),
-        ((2, "t"), ForeignInput(size=8, rate=9, hop=2), InputSpec((2, 8), *AS_IS, "CT", "float32", rate=9, hop=2)),
-        ((16,), ForeignInput(rate=9), InputSpec((16,), *AS_IS, "T", "float32", rate=9, hop=16)),
-        ((16,), ForeignInput((0.5,), (2.0,)), InputSpec((16,), (0.5,), (2.0,), "F", "float32")),
+        ((2, 8), ForeignInput((1.0, -2.0), (4.0, 3.0), input=SERIES), (1.0, -2.0), (4.0, 3.0)),
+        ((2, "t"), ForeignInput(input=SERIES), (), ()),
+        ((16,), ForeignInput((0.5,), (2.0,), input=InputSpec((16,), axes="T", dtype="float32", rate=9, hop=4)), (0.5,), (2.0,)),
+        ((16,), ForeignInput(input=InputSpec((16,), axes="F", dtype="float32")), (), ()),
     ],
 )  # fmt: skip
-def test_a_series_audio_and_a_table_are_described_by_their_shape_and_rate(
-    file, tmp_path, shape, given, input
-):
+def test_a_series_audio_and_a_table_are_described_by_an_input(file, tmp_path, shape, given, mean, std):
+    input = given.input
     path, x = (
         file(graph(input_shape=("n", *shape))),
         modalities.noise(LEVELS.reshape(-1, *input.shape), input),
     )
     mean, std = (
-        np.reshape(np.broadcast_to(values, input.channels), (-1, *(1 for _ in input.shape[1:])))
-        for values in (input.mean, input.std)
+        np.reshape(np.broadcast_to(values or one, input.channels), (-1, *(1 for _ in input.shape[1:])))
+        for values, one in ((mean, 0.0), (std, 1.0))
     )
     expected = ((x - mean) / std).reshape(5, -1) @ WEIGHTS
     np.savez(reference := tmp_path / "reference.npz", x=x, features=expected)
     found = foreign_child.read(path, given, reference, QUICK)
-    assert found.input == input and found == convert(path, given)
+    assert (found.input.shape, found.input.rate) == (input.shape, input.rate) and found == convert(
+        path, given
+    )
+    assert found.input.mean == (given.mean or input.mean)
 
 
 def test_a_free_size_is_the_given_one(file):
@@ -200,14 +199,12 @@ def test_features_equal_those_of_a_reference(file):
         ),
         (
             edited(graph(), without_shape("input")),
-            r"is float of any rank, expected float \[N, C, H, W\], \[N, C, T\]",
+            r"is float of any rank, expected \[N, C, H, W\], or --input",
         ),
-        (graph(input_shape=("n", 2, 8)), r"is float \[n, 2, 8\], a series: expected --rate"),
         (
-            graph(input_shape=("n", 2, 2, 2, 2)),
-            r"expected float \[N, C, H, W\], \[N, C, T\], \[N, T\] or \[N, F\]",
+            graph(input_shape=("n", 16)),
+            r"is float \[n, 16\], expected \[N, C, H, W\], or --input with samples",
         ),
-        (graph(input_shape=("n", 16_000)), "at most 1024 channels or columns.*; of audio, --rate"),
         (
             graph(input_shape=("n", 24, 24, 3)),
             r"expected \[N, C, H, W\] with 1 or 3 channels \(it has channels",
@@ -236,7 +233,7 @@ def test_every_bad_kind_is_one_line(file, payload, said):
         (ForeignInput(mean=(0.5,)), "expected both --mean and --std"),
         (ForeignInput((0.5, 0.5), (0.5, 0.5)), "--mean has 2 values, expected 1 or 1"),
         (ForeignInput((0.5,), (0.0,)), "expected values above 0"),
-        (ForeignInput(rate=50), "rate 50, hop 0 with axes 'CHW'"),
+        (ForeignInput(input=SERIES), r"is float \[n, 1, 4, 4\], expected float \[N, 2, 8\]"),
         (ForeignInput(size=5), r"is float \[n, 1, 4, 4\], but --size is 5"),
     ],
 )
