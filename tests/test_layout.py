@@ -560,8 +560,9 @@ def test_nothing_that_grows_with_the_data_is_called_before_the_agent_is_ready() 
     assert calls_before_ready(ast.parse(broken)) & READS_DATA == {"inspect", "look"}
 
 
-def test_the_agent_of_a_head_only_device_loads_nothing_that_decodes_pictures() -> None:
-    command = "import sys, edge_fl_devices.runtime.run_device; sys.exit('PIL' in sys.modules)"
+def test_what_decodes_pictures_is_loaded_for_pictures_only() -> None:
+    loaded = "edge_fl_devices.runtime.run_device, edge_fl_devices.features.child_main, edge_fl_devices.serving.predict"
+    command = f"import sys, {loaded}; sys.exit('PIL' in sys.modules)"
     subprocess.run([sys.executable, "-c", command], check=True, timeout=60)
 
 

@@ -2,7 +2,7 @@
 
 It is FOLDER/labelling/*.rows, which the label page writes; a fit of the agent reads the features of the pool from it. A row is found by
 inode, size and time of the picture's file, so a labelled picture keeps its row when it moves to the folder of its class, and no picture has
-to be decoded again at a start, unlike with those of the agent (`edge_fl_devices.features.local_loader`), whose keys are pixels. Children
+to be decoded again at a start, unlike with those of the agent (`edge_fl_devices.features.local_loader`), whose keys are values. Children
 read the file themselves, so no process has to hold all features.
 """
 

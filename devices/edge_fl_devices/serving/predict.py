@@ -28,7 +28,7 @@ from edge_fl.heads.fleet import Adapted
 from edge_fl.heads.head import Head
 from edge_fl.heads.probability_calibration import Calibration
 from edge_fl.inputs import InputSpec
-from edge_fl.modalities import ABOUT, UnusableFileError
+from edge_fl.modalities import ABOUT, UnusableFileError, kind_of
 from edge_fl.threads import ahead
 from edge_fl_devices.data.record import Skipped, named, quality
 from edge_fl_devices.features import drift
@@ -264,6 +264,10 @@ def _batches(
             names = [f"{text(source.name)}[{start + row}]" for row in range(len(some))]
             yield names, modalities.of(input.kind).fit(some, input, source)
         return
+    elif (other := kind_of(source)) and source.suffix.lower() not in about.suffixes:
+        raise DataError(
+            f"{text(source)}: {ABOUT[other].files} ({other}), but the release takes {about.samples} ({input.kind}); {expected}"
+        )
     count, unused, remarks = 0, Skipped(), Skipped()
     for batch in ahead(_read(files, source, input, bits, remarks)):
         for path, error in batch.skipped:
