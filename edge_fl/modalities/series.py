@@ -23,7 +23,15 @@ from edge_fl.errors import DataError, brief
 from edge_fl.files.npz import Array
 from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec
-from edge_fl.modalities import SIDE, Reading, Thumbnails, UnusableFileError, columns, require_kind
+from edge_fl.modalities import (
+    SIDE,
+    Reading,
+    Thumbnails,
+    UnusableFileError,
+    columns,
+    require_kind,
+    require_memory,
+)
 from edge_fl.modalities.columns import EMPTY, Columns, Numbers, Source
 from edge_fl.modalities.limits import FULL_BITS, LIMITS, FileLimits
 from edge_fl.seeds import generator
@@ -86,7 +94,7 @@ def read(
         remarks.append(f"{measured:.4g} Hz, resampled to {input.rate:g} Hz")
     parts = _parts(t, measured, input.rate, remarks)
     length = sum(t[part][-1] - t[part][0] for part in parts) * input.rate
-    columns.require_memory(path, length * len(x) * (16 + 8 * input.window / input.hop), limits)
+    require_memory(path, length * len(x) * (16 + 8 * input.window / input.hop), limits)
     pieces = [_at_rate(t[part], x[:, part], measured, input.rate) for part in parts]
     found = np.concatenate(
         [np.empty((0, *input.shape), np.float32), *(windows(piece, input) for piece in pieces)]

@@ -145,7 +145,12 @@ def _bound(value: float | None, otherwise: str) -> str:
 def models() -> list[dict[str, str]]:
     """One row per model; `weights` says where those of pretrained networks are."""
     pretrained = [
-        {"name": name, "options": "size", "description": description, "weights": found}
+        {
+            "name": name,
+            "options": "seconds" if name == backbones.SPEECH else "size",
+            "description": description,
+            "weights": found,
+        }
         for name, (description, found) in backbones.listing().items()
     ]
     own = [
