@@ -15,7 +15,8 @@ from edge_fl.inputs import InputSpec
 from edge_fl.modalities import ABOUT, pictures
 from edge_fl_devices.serving.predict import Prediction, Predictor
 from edge_fl_maker.capture.camera import Camera, Frame
-from edge_fl_maker.capture.streams import Stream, samples
+from edge_fl_maker.capture.streams import Stream
+from edge_fl_maker.capture.timeline import samples
 from edge_fl_maker.consensus import Consensus
 from edge_fl_maker.current_model import CurrentModel
 
@@ -72,12 +73,9 @@ def watch(
         seen = datetime.now(UTC)
         (found,) = sample.predictor.predictions(sample.x, [source.name])
         made += 1
-        state, flips = found.text, 0
-        if consensus:
-            if consensus.add(found.label, time.monotonic()):
-                print_status(f"{source.name}: {consensus.state} (change {consensus.flips})")
-            state, flips = consensus.state, consensus.flips
-        yield _watched(found, seen, sample, state, flips)
+        if consensus and consensus.add(found.label, time.monotonic()):
+            print_status(f"{source.name}: {consensus.state} (change {consensus.flips})")
+        yield _watched(found, seen, sample, consensus)
 
 
 def _frames(model: CurrentModel, camera: Camera) -> Iterator[Sample]:
@@ -101,7 +99,7 @@ def _windows(model: CurrentModel, stream: Stream) -> Iterator[Sample]:
             before, after = predictor.manifest, newer.manifest
             if after.input.kind != before.input.kind:
                 words = f"release {after.release} takes {ABOUT[after.input.kind].samples}, expected {about.samples}"
-                stream.remarks.say("release", f"{words}; release {before.release} predicts on")
+                stream.say("release", f"{words}; release {before.release} predicts on")
                 continue
             if after.input != before.input:
                 taken = samples(stream, after.input)
@@ -109,7 +107,7 @@ def _windows(model: CurrentModel, stream: Stream) -> Iterator[Sample]:
 
 
 def _watched(
-    found: Prediction, seen: datetime, sample: Sample, state: str | None, flips: int
+    found: Prediction, seen: datetime, sample: Sample, consensus: Consensus | None
 ) -> WatchedPrediction:
     fields = {name: getattr(found, name) for name in Prediction.__slots__}
     return WatchedPrediction(
@@ -119,8 +117,8 @@ def _watched(
         behind=sample.behind,
         head=sample.predictor.head_words,
         accuracy=sample.predictor.accuracy.words,
-        state=state,
-        flips=flips,
+        state=consensus.state if consensus else found.text,
+        flips=consensus.flips if consensus else 0,
     )
 
 

@@ -81,7 +81,8 @@ class Stream:
         kind, _, self._place = source.partition(":")
         if kind not in SOURCES or not self._place:
             raise InputError(f"stream {self.name}: {EXPECTED}")
-        self._read, self._error = SOURCES[kind], None
+        self._read = SOURCES[kind]
+        self._error: EdgeFLError | None = None
         self._thread = threads.once(self._run, "edge-fl-stream")
         self._thread.start()
 
@@ -120,7 +121,9 @@ class Stream:
         if clock := next((name for name in found if name.rpartition(".")[2].lower() in CLOCKS), None):
             time_s = seconds(found.pop(clock))
         lists = {name: value if isinstance(value, list) else [value] for name, value in found.items()}
-        self.give({name: np.array([*map(number, each)], np.float32) for name, each in lists.items() if each}, time_s)
+        self.give(
+            {name: np.array([*map(number, each)], np.float32) for name, each in lists.items() if each}, time_s
+        )
 
     def interrupt(self, why: str) -> None:
         """Say why there are no values at present."""
@@ -212,7 +215,11 @@ def _mqtt(stream: Stream, address: str, *, tls: bool = False) -> None:
     if fixed[0] == NAMESPACE and 2 in fixed:
         fixed[2] = "+"  # births name the values
     pattern = "/".join(fixed.values())
-    names = [place for place, level in fixed.items() if level in ("+", "#") and (place != 2 or fixed[0] != NAMESPACE)]
+    names = [
+        place
+        for place, level in fixed.items()
+        if level in ("+", "#") and (place != 2 or fixed[0] != NAMESPACE)
+    ]
 
     def receive(event: MqttEvent) -> None:
         if not isinstance(event, Packet):
@@ -231,7 +238,11 @@ def _mqtt(stream: Stream, address: str, *, tls: bool = False) -> None:
                 content = event.payload.decode().strip()
             if not isinstance(content, dict):
                 prefix = prefix or levels[-1:]
-            rows = content if isinstance(content, list) and content and isinstance(content[0], dict) else [content]
+            rows = (
+                content
+                if isinstance(content, list) and content and isinstance(content[0], dict)
+                else [content]
+            )
             for row in rows:
                 stream.give_message(row, prefix)
         except (ValueError, RecursionError) as error:
@@ -310,7 +321,9 @@ def _alsa(stream: Stream, device: str) -> None:
                 rest, count = rest[2 * len(whole) :], count + len(whole)
                 start_s = start_s or time.monotonic() - count / rate
                 if len(whole):
-                    stream.give({"audio": whole.astype(np.float32) / 32768}, start_s + count / rate)
+                    stream.give(
+                        {"audio": whole.astype(np.float32) / np.float32(32768)}, start_s + count / rate
+                    )
         finally:
             child.terminate()
             child.wait()

@@ -55,9 +55,14 @@ class Timeline:
 
     def add(self, block: Block) -> Iterator[Piece]:
         """Yield the values that are complete now."""
-        found = {self._wanted.get(key(name), "") if self._wanted else name: each for name, each in block.values.items()}
+        found = {
+            self._wanted.get(key(name), "") if self._wanted else name: each
+            for name, each in block.values.items()
+        }
         if not self._wanted:
-            found = {name: each for name, each in found.items() if name in self._held or np.isfinite(each).any()}
+            found = {
+                name: each for name, each in found.items() if name in self._held or np.isfinite(each).any()
+            }
         elif found.pop("", None) is not None and not found:
             received, expected = shortened([*block.values]), shortened([*self._wanted.values()])
             self._stream.say("names", f"no channel of the extractor in {received}; expected {expected}")
@@ -75,7 +80,9 @@ class Timeline:
         count, rows, absent = max(map(len, pending.values())), [], []
         for name in names:
             last, since_s = self._held.get(name, (math.nan, -math.inf))
-            given = pending.get(name, NONE) if len(pending.get(name, NONE)) == count else np.full(count, math.nan)
+            given = (
+                pending.get(name, NONE) if len(pending.get(name, NONE)) == count else np.full(count, math.nan)
+            )
             row = np.append(np.float32(last), given)
             is_number = np.isfinite(row)
             if name in pending and not is_number[1:].all():
@@ -87,7 +94,10 @@ class Timeline:
             if not np.isfinite(row[1]) or self._clock[1] - since_s > streams.SILENT_S:
                 absent.append(name)
         if absent:
-            self._stream.say("absent", f"no value of {shortened(absent)}, only of {shortened([*pending])}; nothing is predicted")
+            self._stream.say(
+                "absent",
+                f"no value of {shortened(absent)}, only of {shortened([*pending])}; nothing is predicted",
+            )
             self._now = math.nan
             return
         times = self._times(count)
@@ -111,7 +121,7 @@ class Timeline:
             if self._by_arrival and abs(step_s - nominal_s) < NEAR * nominal_s:
                 expected_s = before_s + count * step_s
                 now_s = max(before_s + step_s / 10, expected_s + SMOOTHED * (now_s - expected_s))
-            times = np.linspace(before_s, now_s, count + 1)[1:]
+            times = np.linspace(before_s, now_s, count + 1, dtype=np.float64)[1:]
         else:
             if not math.isnan(before_s):
                 self._say_gap(rising_s, passed_s, was_fresh)
@@ -158,7 +168,9 @@ def samples(stream: Stream, input: InputSpec) -> Iterator[Array]:
         length_s = (input.window - 1) / input.rate
         while len(times) > 1 and times[-1] - times[0] > length_s - HALF / input.rate:
             measured = (len(times) - 1) / (times[-1] - times[0])
-            found = next(series.at_rate(times, values, measured, input.rate), values[:, :0])[:, : input.window]
+            found = next(
+                series.at_rate(times, values.astype(np.float64), measured, input.rate), values[:, :0]
+            )[:, : input.window]
             if found.shape[1] == input.window:
                 yield (found if input.kind == "series" else found[0])[None].astype(np.float32)
             elif times[-1] - times[0] < length_s + 2 / input.rate:
