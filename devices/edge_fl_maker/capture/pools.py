@@ -4,9 +4,9 @@
     FOLDER/unlabelled/index.jsonl           one line per file ever added, up to REMEMBERED, so that files that were labelled, discarded or
                                             dropped do not return
 
-A full pool drops the least informative files, a share of SLACK at a time. Near duplicates of pictures are found by a difference hash: whether
-brightness rises from left to right, in each cell of a coarse grid. (The package ImageHash depends on SciPy and PyWavelets.) The noise of a
-sensor makes two recordings of one scene differ, so only copies of a recording are duplicates.
+A full pool drops the least informative files, a share of SLACK at a time. Near duplicates of pictures are found by a difference hash:
+whether brightness rises from left to right, in each cell of a coarse grid. (The package ImageHash depends on SciPy and PyWavelets.) Of
+recordings, all of which differ by noise, only copies are duplicates.
 """
 
 from __future__ import annotations
@@ -44,16 +44,9 @@ SIDE = 8
 MAX_DIFFERENT_BITS = 1
 GRID = InputSpec((1, SIDE, SIDE + 1), resize="stretch")
 INDEX = "index.jsonl"
-STARTS = {
-    b"\xff\xd8\xff": ".jpg",
-    b"\x89PNG\r\n": ".png",
-    b"RIFF": ".wav",
-    b"fLaC": ".flac",
-    b"PK\3\4": ".npz",
-    b"PAR1": ".parquet",
-    b"": ".csv",
-}
-"""Suffixes of stored files by how these begin."""
+STARTS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG\r\n": ".png"}
+RECORDINGS = {b"RIFF": ".wav", b"fLaC": ".flac", b"PK\3\4": ".npz", b"PAR1": ".parquet", b"": ".csv"}
+"""Suffixes by how files begin."""
 REMEMBERED = 5000
 SLACK = 0.05
 SPARE_BYTES = 64 * MB
@@ -125,16 +118,16 @@ class Pool:
         kind: of its samples; by default those that the release takes. Pictures in other formats than JPEG and PNG are converted to JPEG,
         grey ones of 16 bits to PNG. On a full disk the pool stays as it is.
         """
-        input = self.input
-        kind = kind or (input.kind if input else "picture")
+        input = self.input if self.input and kind in (None, self.input.kind) else None
+        kind = input.kind if input else kind or "picture"
         try:
             if kind == "picture":
                 hash = difference_hash(content)
                 content, suffix = _storable(content)
             else:
-                modalities.of(kind).read(BytesIO(content), input if input and input.kind == kind else None)
+                modalities.of(kind).read(BytesIO(content), input)
                 hash = hashlib.blake2b(content, digest_size=8).hexdigest()
-                suffix = next(suffix for start, suffix in STARTS.items() if content.startswith(start))
+                suffix = next(suffix for start, suffix in RECORDINGS.items() if content.startswith(start))
         except UnusableFileError as error:
             return Added("", "unusable", error.words)
         if len(content) > self._config.max_bytes:
@@ -346,7 +339,7 @@ def jpeg(pixels: NDArray[np.uint8]) -> bytes:
 
 def _storable(picture: bytes) -> tuple[bytes, str]:
     """Return the content and suffix of the file to store. Raises UnusableFileError."""
-    for start, suffix in [*STARTS.items()][:2]:
+    for start, suffix in STARTS.items():
         if picture.startswith(start):
             return picture, suffix
     bits, colour = pictures.bits_used(BytesIO(picture))
@@ -359,7 +352,7 @@ def _storable(picture: bytes) -> tuple[bytes, str]:
 def _is_name(name: str) -> bool:
     """Whether this can be a picture of the pool; a page could not name one that is no text."""
     return (
-        Path(name).suffix in STARTS.values()
+        Path(name).suffix in {*STARTS.values(), *RECORDINGS.values()}
         and not name.startswith(".")
         and "/" not in name
         and is_utf8(name)
