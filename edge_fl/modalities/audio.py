@@ -34,9 +34,7 @@ RATE = 16_000.0
 SHORTEST_S, LONGEST_S = 1.0, 3.0
 """Length of proposed clips in seconds."""
 RATES, MAX_CHANNELS = range(1000, 1_000_001), 64
-MAX_PHASES = (
-    1000  # of resampling: a rate beside the usual ones counts as the nearest ratio, at most 1e-6 of it away
-)
+MAX_PHASES = 1000  # of resampling: an odd rate counts as one at most 0.1 % away
 FLAC_ADVICE = "needs pip install 'edge-fl[audio]'"
 BLOCK = 2**18  # values of time per step
 ZEROS, KAISER, PASSED = 16, 8.0, 0.94
@@ -300,12 +298,12 @@ def _opened(path: Path | BinaryIO) -> Iterator[tuple[Header, Iterator[Floats]]]:
         with path.open("rb") if isinstance(path, Path) else nullcontext(path) as file:
             file.seek(0)
             start = file.read(12)
-            own = _wav(file) if start[:4] == b"RIFF" and start[8:] == b"WAVE" else None
             if not start:
                 raise UnusableFileError(path, "empty")
-            if own is None and start[:4] not in (b"fLaC", b"RIFF", b"RF64"):
+            is_wav = start[:4] == b"RIFF" and start[8:] == b"WAVE"
+            if not is_wav and start[:4] not in (b"fLaC", b"RF64"):
                 raise UnusableFileError(path, "not a WAV or FLAC file")
-            found, blocks = own or _by_soundfile(path, file)
+            found, blocks = (is_wav and _wav(file)) or _by_soundfile(path, file)
             if found.rate not in RATES or not 0 < found.channels <= MAX_CHANNELS:
                 raise UnusableFileError(path, "damaged", f"{found.rate} Hz, {found.channels} channels")
             if not found.frames:
@@ -377,12 +375,9 @@ def _by_soundfile(path: Path | BinaryIO, file: BinaryIO) -> tuple[Header, Iterat
         raise UnusableFileError(path, FLAC_ADVICE) from error
     file.seek(0)
     sound = soundfile.SoundFile(file)
-    blocks = iter(lambda: sound.read(BLOCK, "float32", always_2d=True), None)
-    return Header(sound.samplerate, sound.channels, sound.frames), _until_empty(blocks)
+    return Header(sound.samplerate, sound.channels, sound.frames), _sounds(sound)
 
 
-def _until_empty(blocks: Iterator[Floats]) -> Iterator[Floats]:
-    for block in blocks:
-        if not len(block):
-            return
+def _sounds(sound: Any) -> Iterator[Floats]:
+    while len(block := sound.read(BLOCK, "float32", always_2d=True)):
         yield block
