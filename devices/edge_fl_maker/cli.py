@@ -92,7 +92,7 @@ def serve(
     from edge_fl.process_limits import return_freed_blocks
 
     return_freed_blocks()
-    from msgspec.structs import replace
+    import msgspec
 
     from edge_fl_devices import config as settings
     from edge_fl_devices.board.installation import settings_file
@@ -102,10 +102,9 @@ def serve(
     if known is None and (file := config or settings_file()):
         known = settings.from_options(file, {"folder": folder})
     if known and stream:
-        try:
-            known = replace(known, capture=replace(known.capture, source=stream))
-        except ValueError as error:
-            raise InputError(f"--stream: {error}") from error
+        tree = msgspec.to_builtins(known)
+        tree["capture"]["source"] = stream
+        known = settings.convert(tree, "--stream")
     place = Path(known.folder) if known else folder or DEVICE_FOLDER
     with signals.serving(print_status), serving(place, known, host, port, answers.values) as service:
         service.run()

@@ -54,18 +54,13 @@ def watch(
 
     Raises InputError for a stream if the release takes pictures.
     """
-    made, due_s, is_camera = 0, time.monotonic(), isinstance(source, Camera)
-    taken = _frames(model, source) if isinstance(source, Camera) else _windows(model, source)
-    while not count or made < count:
-        time.sleep(max(0.0, due_s - time.monotonic()) * is_camera)
-        if (sample := next(taken, None)) is None:
-            return
+    made, due_s = 0, time.monotonic()
+    samples_of = _frames(model, source) if isinstance(source, Camera) else _windows(model, source)
+    for predictor, x, number, behind in samples_of:
         if time.monotonic() < due_s:
             continue
         due_s, seen = max(due_s + interval_s, time.monotonic()), datetime.now(UTC)
-        predictor, x, number, behind = sample
         (found,) = predictor.predictions(x, [source.name])
-        made += 1
         if consensus and consensus.add(found.label, time.monotonic()):
             print_status(f"{source.name}: {consensus.state} (change {consensus.flips})")
         yield WatchedPrediction(
@@ -78,6 +73,11 @@ def watch(
             state=consensus.state if consensus else found.text,
             flips=consensus.flips if consensus else 0,
         )
+        made += 1
+        if made == count:
+            return
+        if isinstance(source, Camera):
+            time.sleep(max(0.0, due_s - time.monotonic()))
 
 
 def _frames(model: CurrentModel, camera: Camera) -> Iterator[Sample]:

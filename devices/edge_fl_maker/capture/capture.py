@@ -135,7 +135,7 @@ class StreamFiles(Stream):
         times = np.concatenate([part.times for part in self._parts])
         values = np.concatenate([part.values for part in self._parts], axis=1)
         if self._kind == "audio":
-            return audio.wav(values[0], self.input.rate if self.input else MICROPHONE_RATE)
+            return audio.wav(values[0].astype(np.float32), self.input.rate if self.input else MICROPHONE_RATE)
         file = StringIO()
         table = csv.writer(file)
         table.writerow(["time", *self._parts[0].names])
@@ -246,10 +246,10 @@ class Capture:
         input = self._pool.input
         with closing(open_source(self._config.source, self._notify, self._limits, input)) as self._source:
             self._become("capturing", "")
-            while not self._stopped.is_set():
+            while not self._stopped.is_set() and self._pool.input == input:
                 for found in self._source.take():
                     added = self.add(*found)
-                    if added.why == "paused":
+                    if added.why == "paused" or self._pool.input != input:  # a release with other channels
                         return
                     if added.why == "disk full" or added.why == "not writable":
                         self._become(added.why, added.detail)

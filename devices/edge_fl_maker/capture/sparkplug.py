@@ -16,11 +16,14 @@ NAMESPACE = "spBv1.0"
 BIRTHS, DATA = ("NBIRTH", "DBIRTH"), ("NDATA", "DDATA")
 SIGNED_BITS = {1: 8, 2: 16, 3: 32, 4: 64}
 """Data types Int8 to Int64, which are sent in two's complement as an unsigned number."""
-VALUES = "uint32 int 10, uint64 long 11, float float 12, double double 13, bool bool 14, string text 15"
+VALUES = ("uint32", "uint64", "float", "double", "bool", "string")
+"""Types and names of the fields 10 to 15 of a metric, of which one is its value."""
+METRIC = ("string name 1", "uint64 alias 2", "uint64 time 3", "uint32 type 4", "bool old 5", "bool null 7")
 FIELDS = {
-    "Metric": f"string name 1, uint64 alias 2, uint64 time 3, uint32 type 4, bool old 5, bool null 7, {VALUES}",
-    "Payload": "uint64 time 1, message metrics 2",
+    "Metric": (*METRIC, *(f"{type} {type} {number}" for number, type in enumerate(VALUES, 10))),
+    "Payload": ("uint64 time 1", "message metrics 2"),
 }
+NO_ALIAS = -1
 Values = dict[str, object]
 
 
@@ -43,27 +46,23 @@ class Metrics:
             content = _payload().FromString(payload)
         except message.DecodeError as error:
             raise ValueError("no Sparkplug payload") from error
-        for metric in content.metrics:
-            name, type = born.get(metric.alias, ("", 0)) if metric.HasField("alias") else ("", 0)
-            name, type = metric.name or name, metric.type or type
-            if levels[2] in BIRTHS and metric.HasField("alias"):
-                born[metric.alias] = name, type
+        for metric in ({field.name: value for field, value in each.ListFields()} for each in content.metrics):
+            alias = metric.get("alias", NO_ALIAS)
+            known = born.get(alias, ("", 0))
+            name, type = metric.get("name", known[0]), metric.get("type", known[1])
+            if levels[2] in BIRTHS and alias != NO_ALIAS:
+                born[alias] = name, type
             if not name:
-                unborn.append(str(metric.alias))
-            elif not (metric.old or metric.null):
-                found.setdefault(metric.time or content.time, {})[name] = _value(metric, type)
+                unborn.append(str(alias))
+            elif not (metric.get("old") or metric.get("null")):
+                value = next((metric[each] for each in VALUES if each in metric), None)
+                if isinstance(value, int) and (bits := SIGNED_BITS.get(type)):
+                    value = (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+                found.setdefault(metric.get("time", content.time), {})[name] = value
         for time in sorted(found):
             yield time / 1000 or None, found[time]
         if unborn:
             raise ValueError(f"no birth of {node} names alias {', '.join(unborn)}; let it send one (Rebirth)")
-
-
-def _value(metric: Any, type: int) -> object:
-    names = (each.split()[1] for each in VALUES.split(", "))
-    value: object = next((getattr(metric, name) for name in names if metric.HasField(name)), None)
-    if isinstance(value, int) and (bits := SIGNED_BITS.get(type)):
-        return (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
-    return value
 
 
 @cache
@@ -73,7 +72,7 @@ def _payload() -> Any:
     file = descriptor_pb2.FileDescriptorProto(name="sparkplug_b.proto")
     for name, fields in FIELDS.items():
         kind = file.message_type.add(name=name)
-        for type, field, number in map(str.split, fields.split(",")):
+        for type, field, number in map(str.split, fields):
             added = kind.field.add(
                 name=field, number=int(number), type=getattr(proto, f"TYPE_{type.upper()}")
             )

@@ -22,7 +22,7 @@ from datetime import datetime
 from queue import Empty, Queue, SimpleQueue
 from secrets import token_hex
 from threading import Event
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
@@ -40,25 +40,20 @@ from edge_fl.wire.transport import Event as MqttEvent
 from edge_fl_maker.capture.camera import shown
 from edge_fl_maker.capture.sparkplug import NAMESPACE, Metrics
 
-Floats = NDArray[np.float32]
+Numbers = NDArray[np.float64]
+Notify = Callable[[str], None]
+Block = tuple[dict[str, Numbers], float | None, float]
+"""New values [n] of some channels; the time of the last ones in s, on any clock; when they arrived, on one that nobody sets."""
 EXPECTED = "expected mqtt://HOST/TOPIC, mqtts://HOST/TOPIC, alsa:DEVICE or python:package.module:function"
 CLOCKS = frozenset({"time", "timestamp", "ts", "last_seen"})
 """Names of the time of a message, in lower case."""
 SWITCHES = {"on": 1.0, "off": 0.0, "true": 1.0, "false": 0.0}
-MICROPHONE_RATE, WRONG_RATE = 16_000, "rate is not accurate"
+MICROPHONE_RATE = 16_000
 SILENT_S, CONNECT_S, CLOSE_S, POLL_S, MIN_RETRY_S, MAX_RETRY_S = 10.0, 15.0, 2.0, 0.2, 0.5, 30.0
 REPEAT_S = 60.0
 """A remark is not made again within this time."""
 MOST_WAITING = 2000
 """Blocks that wait to be used; of more the oldest are dropped."""
-
-
-class Block(NamedTuple):
-    """New values [n] of some channels; the time of the last ones in s, on any clock; when they arrived, on one that nobody sets."""
-
-    values: dict[str, Floats]
-    time: float | None
-    arrived: float
 
 
 class Stream:
@@ -67,9 +62,7 @@ class Stream:
     Raises InputError for another form. A source that has worked is opened again when it fails.
     """
 
-    def __init__(
-        self, source: str, input: InputSpec | None = None, notify: Callable[[str], None] = print_status
-    ) -> None:
+    def __init__(self, source: str, input: InputSpec | None = None, notify: Notify = print_status) -> None:
         self.name, self.input, self.interrupted, self.stopped = shown(source), input, False, Event()
         self.waiting = Queue[Block | EdgeFLError | None](MOST_WAITING)
         self._source, self._has_worked, self._notify, self._said = source, False, notify, dict[str, float]()
@@ -100,10 +93,10 @@ class Stream:
             heard_s = time.monotonic()
             yield block
 
-    def give(self, values: dict[str, Floats], time_s: float | None) -> None:
+    def give(self, values: dict[str, Numbers], time_s: float | None) -> None:
         """Hand over new values."""
         self._has_worked = True
-        self._put(Block(values, time_s, time.monotonic()))
+        self._put((values, time_s, time.monotonic()))
 
     def give_message(self, content: object, levels: list[str], time_s: float | None = None) -> None:
         """Hand over the numbers, or lists of them, in nested dicts; their names are joined by dots and begin with `levels`."""
@@ -111,7 +104,7 @@ class Stream:
         if clock := next((name for name in found if name.rpartition(".")[2].lower() in CLOCKS), None):
             time_s = seconds(found.pop(clock))
         lists = ((name, value if isinstance(value, list) else [value]) for name, value in found.items())
-        self.give({name: np.array([*map(number, each)], np.float32) for name, each in lists if each}, time_s)
+        self.give({name: np.array([*map(number, each)]) for name, each in lists if each}, time_s)
 
     def interrupt(self, why: str) -> None:
         """Say why there are no values at present."""
@@ -192,12 +185,8 @@ def _mqtt(stream: Stream, source: str) -> None:
             raise ValueError("no host or no topic")
     except ValueError as error:
         raise InputError(f"stream {stream.name}: {error}; {EXPECTED}") from error
-    tls, client, metrics, changes = (
-        parts.scheme == "mqtts",
-        f"edge-fl-{token_hex(4)}",
-        Metrics(),
-        SimpleQueue[MqttEvent](),
-    )
+    tls, client = parts.scheme == "mqtts", f"edge-fl-{token_hex(4)}"
+    metrics, changes = Metrics(), SimpleQueue[MqttEvent]()
     login = Login(unquote(parts.username), unquote(parts.password or "")) if parts.username else None
     endpoint = Endpoint(host, port or (TLS_PORT if tls else PORT), login=login, tls=tls)
     for folder in parse_qs(parts.query).get("identity", ()):
@@ -218,9 +207,12 @@ def _mqtt(stream: Stream, source: str) -> None:
                 for time_s, found in metrics.read(levels, event.payload):
                     stream.give_message(found, names, time_s)
                 return None
-            content: object = event.payload.decode().strip()
-            with suppress(ValueError):
+            try:
                 content = json.loads(event.payload)
+            except ValueError:
+                content = event.payload.decode().strip()
+                if math.isnan(number(content)):
+                    raise ValueError(f"{content!r}, expected JSON or a number") from None
             rows = content if isinstance(content, list) and isinstance((*content, 0)[0], dict) else [content]
             for row in rows:
                 stream.give_message(row, names or levels[-1:] * (not isinstance(row, dict)))
@@ -290,11 +282,11 @@ def _alsa(stream: Stream, source: str) -> None:
             while child.stdout and not stream.stopped.is_set():
                 read = child.stdout.read(2 * (rate // 10))
                 said = os.pread(errors.fileno(), 1000, 0).decode(errors="replace").strip()
-                if not read or WRONG_RATE in said:
+                if not read or "rate is not accurate" in said:
                     break
                 values = np.frombuffer(read[: len(read) // 2 * 2], "<i2") / 32768
                 time_s += len(values) / rate
-                stream.give({"audio": values.astype(np.float32)}, time_s)
+                stream.give({"audio": values}, time_s)
             child.terminate()
     if not stream.stopped.is_set():
         raise InputError(f"stream {stream.name}: arecord ended: {brief(said)}")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_fl.errors import shortened
 from edge_fl.files.npz import Array
@@ -16,20 +15,19 @@ from edge_fl.inputs import InputSpec
 from edge_fl.modalities import series
 from edge_fl.modalities.columns import key
 from edge_fl_maker.capture import streams
-from edge_fl_maker.capture.streams import Block, Floats, Stream
+from edge_fl_maker.capture.streams import Block, Numbers, Stream
 
 STEPS, NEAR, LOST, SMOOTHED = 32, 0.25, 1.5, 1 / 16
 JITTER_S = 1.0
 """Longest pause of a stream without times of its own in which no value is taken for lost."""
-Times = NDArray[np.float64]
 
 
 class Piece(NamedTuple):
     """The next values [C, n] of all channels, at increasing times [n] in seconds; `fresh`: values are missing before them."""
 
     names: tuple[str, ...]
-    times: Times
-    values: Floats
+    times: Numbers
+    values: Numbers
     fresh: bool
 
 
@@ -40,9 +38,9 @@ class Timeline:
     those of the messages, or those of their arrival, smoothed if they come at the input's rate.
     """
 
-    def __init__(self, stream: Stream, input: InputSpec | None) -> None:
-        self._say, self._wanted = stream.say, {key(name): name for name in input.names} if input else {}
-        self._pending: dict[str, Floats] = {}
+    def __init__(self, say: Callable[[str, str], None], input: InputSpec | None) -> None:
+        self._say, self._wanted = say, {key(name): name for name in input.names} if input else {}
+        self._pending: dict[str, Numbers] = {}
         self._held, self._seen = dict[str, float](), dict[str, float]()
         self._sent: float | None = None
         self._arrived, self._last = 0.0, (math.nan, math.nan)
@@ -51,23 +49,21 @@ class Timeline:
 
     def add(self, block: Block) -> Iterator[Piece]:
         """Yield the values that are complete now."""
-        if self._wanted:
-            named = ((self._wanted.get(key(name)), each) for name, each in block.values.items())
-            found = {name: each for name, each in named if name}
-        else:
-            found = {
-                k: each for k, each in block.values.items() if k in self._held or np.isfinite(each).any()
-            }
+        values, sent_s, arrived_s = block
+        if wanted := self._wanted:
+            values = {wanted[key(name)]: each for name, each in values.items() if key(name) in wanted}
+        found = {
+            k: each for k, each in values.items() if wanted or k in self._held or np.isfinite(each).any()
+        }
         if not found:
-            received, expected = shortened([*block.values]), shortened([*self._wanted.values()])
-            self._say("names", f"no channel in {received}; expected {expected or 'numbers'}")
-            return
+            received, expected = shortened([*block[0]]), shortened([*wanted.values()]) or "numbers"
+            return self._say("names", f"no channel in {received}; expected {expected}")
         if self._pending.keys() & found.keys():
             yield from self._complete()
         self._pending |= found
-        self._seen |= dict.fromkeys(found, block.arrived)
-        self._sent, self._arrived = block.time, block.arrived
-        if len(self._pending) >= len(self._wanted or self._held):
+        self._seen |= dict.fromkeys(found, arrived_s)
+        self._sent, self._arrived = sent_s, arrived_s
+        if len(self._pending) >= len(wanted or self._held):
             yield from self._complete()
 
     def _complete(self) -> Iterator[Piece]:
@@ -75,11 +71,11 @@ class Timeline:
         names = (*self._wanted.values(),) or (*(self._held | pending),)
         count, rows = max(map(len, pending.values())), []
         for name in names:
-            row = np.full(count + 1, self._held.get(name, math.nan), np.float32)
+            row = np.full(count + 1, self._held.get(name, math.nan))
             if name in pending:
                 row[1:] = pending[name] if len(pending[name]) == count else math.nan
                 if not np.isfinite(row[1:]).all():
-                    self._say(f"number {name}", f"{name}: not {count} numbers; the last one is used")
+                    self._say(f"number {name}", f"{name}: a value that is no number; the last one is used")
             rows.append(row[np.maximum.accumulate(np.where(np.isfinite(row), np.arange(count + 1), 0))][1:])
         values = np.stack(rows)
         if [*self._held] != [*names]:  # other columns than before
@@ -89,78 +85,72 @@ class Timeline:
         late = [name for name in names if self._arrived - self._seen.get(name, 0.0) > streams.SILENT_S]
         if absent or late:
             then = "nothing is predicted" if absent else "the last one is used"
-            self._say(
-                "absent", f"no value of {shortened(absent or late)}, only of {shortened([*pending])}; {then}"
-            )
+            self._say("absent", f"no value of {shortened(absent or late)} comes; {then}")
         if not absent:
             times = self._times(count)
             yield Piece(names, times, values[:, -len(times) :], self._is_fresh)
 
-    def _times(self, count: int) -> Times:
+    def _times(self, count: int) -> Numbers:
         """The times of as many new values, or only that of the last one if the time between them is not known yet."""
-        arrived_s, (before_s, before_arrived_s), nominal_s = self._arrived, self._last, self._nominal_s
-        self._by_arrival |= self._sent is None
-        now_s = arrived_s if self._by_arrival or self._sent is None else self._sent
-        step_s = sum(self._steps) / len(self._steps) if self._steps else nominal_s or math.inf
-        most_s = (series.LONG if count == 1 else LOST) * max(step_s, nominal_s)
+        if self._sent is None and not self._by_arrival:
+            self._by_arrival, self._last = True, (math.nan, math.nan)
+        (before_s, before_arrived_s), was_fresh = self._last, self._is_fresh
+        now_s = self._arrived if self._by_arrival or self._sent is None else self._sent
+        passed_s = self._arrived - before_arrived_s
+        rising_s = passed_s if self._by_arrival else now_s - before_s
+        step_s = sum(self._steps) / len(self._steps) if self._steps else self._step_s or math.inf
+        most_s = (series.LONG if count == 1 else LOST) * max(step_s, self._nominal_s)
         if self._by_arrival or not self._steps:
             most_s = max(most_s, JITTER_S / (count if self._steps else 1))
-        was_fresh, rising_s, passed_s = self._is_fresh, now_s - before_s, arrived_s - before_arrived_s
         self._is_fresh = not 0 < rising_s / count <= most_s
+        each_s = step_s
         if not self._is_fresh:
-            self._steps.append((passed_s if self._by_arrival else rising_s) / count)
-            if self._by_arrival and abs(step_s - nominal_s) < NEAR * nominal_s:
-                late_s = rising_s - count * step_s
-                now_s = before_s + max(step_s / 10, count * step_s + SMOOTHED * late_s)
+            self._steps.append(rising_s / count)
+            if self._by_arrival and abs(step_s - self._nominal_s) < NEAR * self._nominal_s:
+                now_s -= (1 - SMOOTHED) * (now_s - before_s - count * step_s)
+            now_s = max(now_s, before_s + rising_s / 10)
             each_s = (now_s - before_s) / count
-        else:
-            if not math.isnan(before_s):
-                jumps = rising_s <= 0 or abs(rising_s - passed_s) > JITTER_S
-                self._by_arrival |= jumps and was_fresh
-                words = f"its clock went {rising_s:+.3g} s" if jumps else "no values"
-                self._say("gap", f"{words} in {passed_s:.3g} s; a new recording begins")
+        elif not math.isnan(before_s):
+            jumps = rising_s <= 0 or abs(rising_s - passed_s) > JITTER_S
+            words = f"its clock went {rising_s:+.3g} s" if jumps else "no values"
+            self._say("gap", f"{words} in {passed_s:.3g} s; a new recording begins")
+            if jumps and was_fresh:
+                self._by_arrival, now_s = True, self._arrived
             self._steps.clear()
-            each_s = step_s
         if len(self._steps) == STEPS and abs(step_s - self._step_s) > NEAR * self._step_s:
             if self._step_s:
-                self._say(
-                    "rate",
-                    f"{1 / step_s:.3g} values per second, not {1 / self._step_s:.3g}; they are resampled",
-                )
+                words = f"about {1 / step_s:.3g} values per second, not {1 / self._step_s:.3g}"
+                self._say("rate", f"{words} as before or expected; resampled")
             self._step_s = step_s
-        self._last = now_s, arrived_s
+        self._last = now_s, self._arrived
         back = np.arange(count, dtype=np.float64)[::-1]
         return now_s - each_s * back if each_s < math.inf else np.array([now_s])
 
 
 def pieces(stream: Stream, input: InputSpec | None) -> Iterator[Piece]:
     """Yield the values of a stream as they come."""
-    timeline = Timeline(stream, input)
+    timeline = Timeline(stream.say, input)
     for block in stream.blocks():
         yield from timeline.add(block)
 
 
 def samples(stream: Stream, input: InputSpec) -> Iterator[Array]:
     """Yield the samples [1, *shape] in the values of a stream as they come: its windows, or the rows for a table."""
-    times, values = np.empty(0), np.empty((input.channels, 0), np.float32)
+    times, values = np.empty(0), np.empty((input.channels, 0))
     for piece in pieces(stream, input):
         if len(piece.values) != input.channels:
-            words = f"{len(piece.values)} channels ({shortened(piece.names)}), the extractor takes {input.channels}"
-            stream.say("channels", f"{words}; nothing is predicted")
+            words = f"channels {shortened(piece.names)}, the extractor takes {input.channels}; nothing is predicted"
+            stream.say("channels", words)
         elif input.kind == "table":
-            yield from piece.values.T[:, None]
+            yield from piece.values.T[:, None].astype(np.float32)
         else:
-            times = piece.times if piece.fresh else np.append(times, piece.times)
-            values = piece.values if piece.fresh else np.append(values, piece.values, axis=1)
+            if piece.fresh:
+                times, values = times[:0], values[:, :0]
+            times, values = np.append(times, piece.times), np.append(values, piece.values, axis=1)
             while (span := len(times) and (times[-1] - times[0]) * input.rate) > input.window - 1.5:
-                x = next(
-                    series.at_rate(
-                        times, values.astype(float), (len(times) - 1) * input.rate / span, input.rate
-                    )
-                )
-                if x.shape[1] >= input.window:
-                    yield x[:, : input.window].astype(np.float32).reshape(1, *input.shape)
-                elif span < input.window + 1:
+                x = series.at_rate(times, values, (len(times) - 1) * input.rate / span, input.rate)
+                if x.shape[1] < input.window:
                     break  # the last value is missing
+                yield x[:, : input.window].reshape(1, *input.shape)
                 kept = times > times[0] + (input.hop - 0.5) / input.rate
                 times, values = times[kept], values[:, kept]
