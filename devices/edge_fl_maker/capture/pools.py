@@ -115,17 +115,16 @@ class Pool:
     def add(self, content: bytes, source: str, kind: Kind | None = None) -> Added:
         """Add a file unless it is a near duplicate of an earlier one, or comes too soon after the last one of its source.
 
-        kind: of its samples; by default those that the release takes. Pictures in other formats than JPEG and PNG are converted to JPEG,
-        grey ones of 16 bits to PNG. On a full disk the pool stays as it is.
+        kind: of its samples, before the first release. Pictures in other formats than JPEG and PNG are converted to JPEG, grey ones of 16
+        bits to PNG. On a full disk the pool stays as it is.
         """
-        input = self.input if self.input and kind in (None, self.input.kind) else None
-        kind = input.kind if input else kind or "picture"
+        kind = self.input.kind if self.input else kind or "picture"
         try:
             if kind == "picture":
                 hash = difference_hash(content)
                 content, suffix = _storable(content)
             else:
-                modalities.of(kind).read(BytesIO(content), input)
+                modalities.of(kind).read(BytesIO(content), self.input)
                 hash = hashlib.blake2b(content, digest_size=8).hexdigest()
                 suffix = next(suffix for start, suffix in RECORDINGS.items() if content.startswith(start))
         except UnusableFileError as error:
