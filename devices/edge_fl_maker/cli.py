@@ -38,6 +38,9 @@ PassphraseOption = Annotated[
         "File with the passphrase that encrypts the backup; - asks for it on the terminal.",
     ),
 ]
+StreamOption = Annotated[
+    str, option("--stream SOURCE", "No camera: mqtt://HOST/TOPIC, alsa:DEVICE or python:module:function.")
+]
 LEAST_PASSPHRASE = 8
 
 
@@ -82,9 +85,7 @@ def serve(
     port: Annotated[
         int, option("--port N", "Port to listen on; 0 selects a free one.", CONNECTION, min=0, max=65535)
     ] = 8000,
-    stream: Annotated[
-        str, option("--stream SOURCE", "Record it for the label page [the settings' source under capture].")
-    ] = "",
+    stream: StreamOption = "",
     *,
     answers: PredictionOptions,
 ) -> None:
@@ -114,10 +115,7 @@ def watch(
     camera: Annotated[
         str, option("--camera CAMERA", "Number of a camera, an rtsp:// or http:// address, or a video file.")
     ] = "0",
-    stream: Annotated[
-        str,
-        option("--stream SOURCE", "Not a camera: mqtt://HOST/TOPIC, alsa:DEVICE or python:module:function."),
-    ] = "",
+    stream: StreamOption = "",
     folder: FolderOrThatOfSettings = None,
     interval: Annotated[
         float, option("--interval SECONDS", "Shortest time between predictions, in seconds.", min=0)
@@ -126,12 +124,11 @@ def watch(
         int | None, option("--limit N", "Number of predictions after which it ends [until Ctrl-C].", min=1)
     ] = None,
     consensus: Annotated[
-        str,
-        option("--consensus K/N", "Report a state once K of the last N predictions agree [each prediction]."),
+        str, option("--consensus VOTES", "Report a state once K of the last N predictions agree: K/N [each].")
     ] = "",
     lasting: Annotated[
-        float, option("--for SECONDS", "How long they must agree before, with --consensus.", min=0)
-    ] = 0.0,
+        str, option("--for DURATION", "For how long, such as 10s or 2min; they must agree until then.")
+    ] = "0s",
     publish: Annotated[
         bool, option("--publish", "Also publish over MQTT, with Home Assistant discovery.")
     ] = False,
@@ -153,7 +150,7 @@ def watch(
     from edge_fl_maker.current_model import CurrentModel
     from edge_fl_maker.watch import watch as predictions
 
-    agreed = Consensus(consensus, lasting) if consensus else None
+    agreed = Consensus(consensus, units.parse_duration(lasting, "--for")) if consensus else None
     if folder is None:
         folder = Path(settings.from_options(config, {}).folder) if config else DEVICE_FOLDER
     with nullcontext() if limit else signals.serving(print_status), ExitStack() as stack:

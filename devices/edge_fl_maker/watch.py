@@ -38,10 +38,6 @@ class WatchedPrediction(Prediction):
     flips: int = 0
 
 
-Sample = tuple[Predictor, Array, int, int]
-"""The predictor that a sample [1, ...] was prepared for, the sample, its number, and how many newer ones there are."""
-
-
 def watch(
     model: CurrentModel,
     source: Camera | Stream,
@@ -55,8 +51,8 @@ def watch(
     Raises InputError for a stream if the release takes pictures.
     """
     made, due_s = 0, time.monotonic()
-    samples_of = _frames(model, source) if isinstance(source, Camera) else _windows(model, source)
-    for predictor, x, number, behind in samples_of:
+    taken = _frames(model, source) if isinstance(source, Camera) else _windows(model, source)
+    for predictor, x, number, behind in taken:
         if time.monotonic() < due_s:
             continue
         due_s, seen = max(due_s + interval_s, time.monotonic()), datetime.now(UTC)
@@ -80,15 +76,16 @@ def watch(
             time.sleep(max(0.0, due_s - time.monotonic()))
 
 
-def _frames(model: CurrentModel, camera: Camera) -> Iterator[Sample]:
+def _frames(model: CurrentModel, camera: Camera) -> Iterator[tuple[Predictor, Array, int, int]]:
+    """Yield predictors with samples [1, ...] for them, the number of each, and how many newer ones there are."""
     while frame := camera.newest():
         predictor = model.current()
         image = _image(frame, predictor.manifest.input)
         yield predictor, image, frame.number, camera.grabbed - frame.number
 
 
-def _windows(model: CurrentModel, stream: Stream) -> Iterator[Sample]:
-    """Yield the samples of a stream; the release before predicts on if a new one takes another kind of samples."""
+def _windows(model: CurrentModel, stream: Stream) -> Iterator[tuple[Predictor, Array, int, int]]:
+    """Yield samples as `_frames`; the release before predicts on if a new one takes another kind of samples."""
     predictor = model.current()
     if (kind := predictor.manifest.input.kind) == "picture":
         raise InputError(f"stream {stream.name}: the release takes pictures; expected --camera")

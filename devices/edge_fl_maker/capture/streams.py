@@ -32,13 +32,7 @@ from edge_fl import threads
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConnectError, EdgeFLError, InputError, brief
 from edge_fl.inputs import InputSpec
-from edge_fl.wire import identity
-from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint, Login
-from edge_fl.wire.mqtt.transport import MqttTransport
-from edge_fl.wire.transport import Connected, Disconnected, Packet
-from edge_fl.wire.transport import Event as MqttEvent
 from edge_fl_maker.capture.camera import shown
-from edge_fl_maker.capture.sparkplug import NAMESPACE, Metrics
 
 Numbers = NDArray[np.float64]
 Notify = Callable[[str], None]
@@ -49,7 +43,7 @@ CLOCKS = frozenset({"time", "timestamp", "ts", "last_seen"})
 """Names of the time of a message, in lower case."""
 SWITCHES = {"on": 1.0, "off": 0.0, "true": 1.0, "false": 0.0}
 MICROPHONE_RATE = 16_000
-SILENT_S, CONNECT_S, CLOSE_S, POLL_S, MIN_RETRY_S, MAX_RETRY_S = 10.0, 15.0, 2.0, 0.2, 0.5, 30.0
+SILENT_S, CONNECT_S, CLOSE_S, RETRY_S, POLL_S = 10.0, 15.0, 2.0, 2.0, 0.2
 REPEAT_S = 60.0
 """A remark is not made again within this time."""
 MOST_WAITING = 2000
@@ -83,10 +77,10 @@ class Stream:
                 if time.monotonic() - heard_s > SILENT_S:
                     self.interrupt(f"no values for {SILENT_S:g} s; waiting for them")
                 continue
-            if block is None:
-                return
             if isinstance(block, EdgeFLError):
                 raise block
+            if block is None:
+                return
             if self.interrupted:
                 self.interrupted = False
                 self._notify(f"stream {self.name}: values again")
@@ -131,9 +125,7 @@ class Stream:
         self.waiting.put(item)
 
     def _run(self) -> None:
-        pause_s = MIN_RETRY_S
         while not self.stopped.is_set():
-            started_s = time.monotonic()
             try:
                 self._read(self, self._source)
                 return self._put(None)
@@ -141,9 +133,7 @@ class Stream:
                 if not self._has_worked:
                     return self._put(error)
                 self.interrupt(f"{error.message}; trying again")
-            lasted = time.monotonic() - started_s > MAX_RETRY_S
-            pause_s = MIN_RETRY_S if lasted else min(2 * pause_s, MAX_RETRY_S)
-            self.stopped.wait(pause_s)
+            self.stopped.wait(RETRY_S)
 
 
 def _flat(value: object, levels: list[str]) -> Iterator[tuple[str, object]]:
@@ -178,6 +168,11 @@ def seconds(value: object) -> float | None:
 
 def _mqtt(stream: Stream, source: str) -> None:
     """Read a topic, whose wildcards name the values: in a/+/b, those of a/ax/b begin with "ax"."""
+    from edge_fl.wire import identity, transport  # here: other sources have no use for their 15 MB
+    from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint, Login
+    from edge_fl.wire.mqtt.transport import MqttTransport
+    from edge_fl_maker.capture.sparkplug import NAMESPACE, Metrics
+
     try:
         parts = urlsplit(source.replace("#", "%23"))
         host, port, pattern = parts.hostname or "", parts.port, unquote(parts.path[1:]).split("/")
@@ -186,7 +181,7 @@ def _mqtt(stream: Stream, source: str) -> None:
     except ValueError as error:
         raise InputError(f"stream {stream.name}: {error}; {EXPECTED}") from error
     tls, client = parts.scheme == "mqtts", f"edge-fl-{token_hex(4)}"
-    metrics, changes = Metrics(), SimpleQueue[MqttEvent]()
+    metrics, changes = Metrics(), SimpleQueue[transport.Event]()
     login = Login(unquote(parts.username), unquote(parts.password or "")) if parts.username else None
     endpoint = Endpoint(host, port or (TLS_PORT if tls else PORT), login=login, tls=tls)
     for folder in parse_qs(parts.query).get("identity", ()):
@@ -197,8 +192,8 @@ def _mqtt(stream: Stream, source: str) -> None:
         pattern[2] = "+"  # the type of message: births name the values
         fixed.add(2)
 
-    def receive(event: MqttEvent) -> None:
-        if not isinstance(event, Packet):
+    def receive(event: transport.Event) -> None:
+        if not isinstance(event, transport.Packet):
             return changes.put(event)
         levels = event.topic.split("/")
         names = [level for place, level in enumerate(levels) if place not in fixed]
@@ -219,25 +214,26 @@ def _mqtt(stream: Stream, source: str) -> None:
         except (ValueError, RecursionError) as error:
             stream.say("message", f"{event.topic}: {brief(error)}; skipped")
 
-    transport = MqttTransport(endpoint, client, None, receive, session_expiry_s=0, clean_start=True)
+    connection = MqttTransport(endpoint, client, None, receive, session_expiry_s=0, clean_start=True)
     try:
-        transport.wait_connected(CONNECT_S)
+        connection.wait_connected(CONNECT_S)
         while not stream.stopped.is_set():
-            if transport.denied:
-                raise ConnectError(f"stream {stream.name}: the broker denies {transport.denied}")
+            if connection.denied:
+                raise ConnectError(f"stream {stream.name}: the broker denies {connection.denied}")
             with suppress(Empty):
                 change = changes.get(timeout=POLL_S)
-                if isinstance(change, Connected):
-                    transport.subscribe("/".join(pattern), qos=0)  # what is sent again has a wrong time
-                elif isinstance(change, Disconnected):
+                if isinstance(change, transport.Connected):
+                    connection.subscribe("/".join(pattern), qos=0)  # what is sent again has a wrong time
+                elif isinstance(change, transport.Disconnected):
                     stream.interrupt(f"broker {endpoint}: {change}; connecting again")
     finally:
-        transport.close()
+        connection.close()
 
 
 def _python(stream: Stream, source: str) -> None:
     """Read an iterator of dicts as in JSON messages, or of the values of all channels, or a list of values of each."""
     _, module, name = (*source.split(":", 2), "")[:3]
+    names = stream.input.names if stream.input else ()
     try:
         for item in getattr(importlib.import_module(module), name)():
             while stream.waiting.full() and not stream.stopped.wait(POLL_S):
@@ -245,10 +241,7 @@ def _python(stream: Stream, source: str) -> None:
             if stream.stopped.is_set():
                 return
             if not isinstance(item, dict):
-                rows, names = (
-                    np.atleast_1d(np.asarray(item)).tolist(),
-                    stream.input.names if stream.input else (),
-                )
+                rows = np.atleast_1d(np.asarray(item)).tolist()
                 item = dict(zip(names or [f"channel {n + 1}" for n in range(len(rows))], rows, strict=True))
             stream.give_message(item, [])
     except Exception as error:  # third-party code may raise anything
@@ -259,19 +252,7 @@ def _python(stream: Stream, source: str) -> None:
 def _alsa(stream: Stream, source: str) -> None:
     """Read mono values of 16 bits."""
     rate = round(stream.input.rate) if stream.input else MICROPHONE_RATE
-    command = [
-        "arecord",
-        "-D",
-        source.partition(":")[2],
-        "-t",
-        "raw",
-        "-f",
-        "S16_LE",
-        "-c",
-        "1",
-        "-r",
-        str(rate),
-    ]
+    command = ["arecord", "-D", source.partition(":")[2], *f"-t raw -f S16_LE -c 1 -r {rate}".split()]
     with tempfile.TemporaryFile() as errors:
         try:
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
