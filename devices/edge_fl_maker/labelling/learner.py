@@ -1,5 +1,5 @@
-"""Learn from labels at once: a thread of `edge-fl device serve` that keeps the features of all pictures, fits a head after each label, and
-orders the unlabelled pictures.
+"""Learn from labels at once: a thread of `edge-fl device serve` that keeps the features of all files, fits a head after each label, and
+orders the unlabelled files. All samples of a file have its label.
 
 The head is stored as the immediate head of the extractor (`Store.keep_immediate_head`), in a file that only this service writes. The agent
 owns everything else in the folder, including its lock: it notices the changed data, as always, fits the configured kind of head within
@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl import threads
+from edge_fl import modalities, threads
 from edge_fl.data import grouping
 from edge_fl.data.class_names import class_of
 from edge_fl.data.grouping import Groups
@@ -33,7 +33,8 @@ from edge_fl.files.folder import is_system
 from edge_fl.files.paths import text
 from edge_fl.heads import Head
 from edge_fl.heads.auto import Choice
-from edge_fl.modalities import ABOUT, UnusableFileError, pictures
+from edge_fl.inputs import InputSpec, Kind
+from edge_fl.modalities import ABOUT, UnusableFileError, kind_of, pictures
 from edge_fl.release.manifests import Manifest
 from edge_fl_devices.child import KILLS, Children, decode, encode
 from edge_fl_devices.config import DeviceConfig
@@ -57,23 +58,23 @@ from edge_fl_maker.labelling.moves import FOLDER
 log = logging.getLogger(__name__)
 
 CHECK_S = 5.0
-"""Interval of looks for pictures that came or went in other ways, and for a new release."""
+"""Interval of looks for files that came or went in other ways, and for a new release."""
 IDLE_S = 60.0
 FIT_DEADLINE_S = 60.0
 TOP = 3
 MOST_ORDERED = 4000
-"""Pictures of the pool that are ordered at a time, the first by name, which is random: memory of the child grows with them."""
+"""Samples of the pool that are ordered at a time, those of the first files by name, which is random: the child's memory grows with them."""
 LEAST = 2
-"""Labelled pictures without which no head is fitted, as by the agent, unless the release has a fleet's head."""
+"""Labelled files without which no head is fitted, as by the agent, unless the release has a fleet's head."""
 Files = dict[bytes, Path]
-"""Pictures by the keys of their files."""
+"""Files by their keys."""
 
 
 @dataclass(frozen=True)
 class LearnerProgress:
     """What the thread knows: the classes of the release, if any.
 
-    missing: labelled pictures without features yet. fits: immediate heads since the start. single: classes whose pictures are all of one
+    missing: labelled files without features yet. fits: immediate heads since the start. single: classes whose samples are all of one
     scene. unreadable: labelled files that cannot be used, with the reason. problem: why the last step failed, or "".
     """
 
@@ -88,7 +89,7 @@ class LearnerProgress:
 
 @dataclass(frozen=True, eq=False)
 class _Release:
-    """The release that predicts, with its extractor and the features of pictures; the 16-bit ones are scaled from `bits`."""
+    """The release that predicts, with its extractor and the features of files; 16-bit pictures are scaled from `bits`."""
 
     installed: InstalledRelease
     extractor: Extractor
@@ -101,7 +102,7 @@ class _Release:
 
 
 class Learner:
-    """Learns from the folder `data` of labelled pictures and from the pool; `lock` is held while the extractor works."""
+    """Learns from the folder `data` of labelled files and from the pool; `lock` is held while the extractor works."""
 
     def __init__(
         self, config: DeviceConfig, data: Path, model: CurrentModel, pool: Pool, lock: threading.Lock
@@ -142,12 +143,26 @@ class Learner:
         self._marker.close()
 
     def look(self) -> None:
-        """Look for changes at once: a picture was labelled, put back or added."""
+        """Look for changes at once: a file was labelled, put back or added."""
         self._changed.set()
 
+    @property
+    def input(self) -> InputSpec | None:
+        """The input of the release's extractor; None without a release."""
+        release = self._release
+        return release.manifest.input if release else None
+
+    @property
+    def kind(self) -> Kind:
+        """What the files hold: what the release takes, before the first one what the pool has."""
+        if input := self.input:
+            return input.kind
+        return next(filter(None, map(kind_of, map(Path, self._pool.names()))), "picture")
+
     def count(self) -> None:
-        """Count the pictures of every class, those included that no release names: `counts`."""
+        """Count the files of every class, those included that no release names: `counts`."""
         found: dict[str, int] = {}
+        suffixes = ABOUT[self.kind].suffixes
         with (
             suppress(FileNotFoundError),
             os.scandir(self._data) as folders,
@@ -156,8 +171,8 @@ class Learner:
                 name = class_of(folder.name)
                 if name and folder.is_dir() and not is_system(folder.name):
                     with os.scandir(folder) as files:
-                        pictures = sum(_is_picture(file.name) for file in files)
-                        found[name] = found.get(name, 0) + pictures
+                        count = sum(_is_of(file.name, suffixes) for file in files)
+                        found[name] = found.get(name, 0) + count
         counts = dict.fromkeys(self.progress.classes, 0) | dict(sorted(found.items()))
         self.counts = counts
 
@@ -167,7 +182,7 @@ class Learner:
         return self._changed.is_set() or self._working
 
     def order(self, names: Sequence[str]) -> list[str]:
-        """Sort pictures of the pool, the most informative first; those that are not ordered yet come last."""
+        """Sort files of the pool, the most informative first; those that are not ordered yet come last."""
         ranks = {name: rank for rank, name in enumerate(self._order)}
         return sorted(names, key=lambda name: (ranks.get(name, len(ranks)), name))
 
@@ -178,25 +193,25 @@ class Learner:
         return None
 
     def prediction(self, name: str, key: bytes) -> Prediction | None:
-        """Predict a picture from the features of its file's key; None without a head or before the features are known."""
+        """Predict a file from the features of its key; None without a head or before the features are known."""
         predictor, release = self.predictor(), self._release
         if predictor is None or release is None or predictor.extractor is not release.extractor:
             return None
         if predictor.bits not in (0, release.bits):  # the features are computed again
             return None
         z = release.rows.find(key)
-        return next(predictor.from_features(z, [name], TOP)) if z is not None else None
+        return predictor.of_file(z, name, TOP) if z is not None else None
 
     def fleet_guess(self, key: bytes) -> str:
-        """Return the class of a picture for the fleet's head alone; "" without one or before the features are known."""
+        """Return the class of a file for the fleet's head alone; "" without one or before the features are known."""
         release, head = self._release, self._fleet[1]
         if release is None or head is None or head.extractor != release.extractor.sha256:
             return ""
         z = release.rows.find(key)
-        return release.manifest.classes[int(head.predict(z)[0])] if z is not None else ""
+        return release.manifest.classes[int(head.logits(z).mean(axis=0).argmax())] if z is not None else ""
 
     def is_ranked(self, name: str) -> bool:
-        """Whether the place of a picture in `order` says how informative it is."""
+        """Whether the place of a file in `order` says how informative it is."""
         return name in self._order
 
     def _run(self) -> None:
@@ -237,7 +252,7 @@ class Learner:
             release.rows.keep([*y, *unlabelled])
 
     def _look_up(self) -> _Release | None:
-        """Return the release that predicts, and count the pictures of its classes."""
+        """Return the release that predicts, and count the files of its classes."""
         before = self._release
         if (found := self._model.extractor()) is None:
             self._release = None
@@ -267,15 +282,16 @@ class Learner:
         return self._sampled[1]
 
     def _settle(self, manifest: Manifest) -> None:
-        """Decode alone what may have ended the last process, before any other picture."""
+        """Read alone what may have ended the last process, before any other file."""
         if self._marker.suspect:
+            read = modalities.of(manifest.input.kind).read
             with self._lock:
                 self._marker.settle(
-                    self._files(tuple(manifest.classes)), lambda path: pictures.decode(path, manifest.input)
+                    self._files(tuple(manifest.classes)), lambda path: read(path, manifest.input)
                 )
 
     def _files(self, classes: tuple[str, ...]) -> list[Path]:
-        """List the labelled pictures and those of the pool."""
+        """List the labelled files and those of the pool."""
         spec = self._spec(classes)
         labelled = sources.scan(os.fspath(self._data), spec).files if self._data.is_dir() else []
         return [*(path for path, _ in labelled), *(self._pool.folder / name for name in self._pool.names())]
@@ -284,7 +300,7 @@ class Learner:
         return load.with_settings(DataSpec(classes), self._config)
 
     def _labelled(self, release: _Release) -> tuple[Files, dict[bytes, int]]:
-        """List the pictures that a head is fitted on: those without features, and the class ids of all."""
+        """List the files that a head is fitted on: those without features, and the class ids of all."""
         files: Files = {}
         y: dict[bytes, int] = {}
         if self._data.is_dir():
@@ -304,7 +320,7 @@ class Learner:
         return files
 
     def _extract(self, files: Files, release: _Release, *, count: bool = False) -> bool:
-        """Compute missing features, one picture at a time; return False if something changed before the end."""
+        """Compute missing features, one file at a time; return False if something changed before the end."""
         missing = [key for key in files if key not in release.rows and key not in self._unusable]
         for number, key in enumerate(missing):
             if self._changed.is_set():
@@ -317,14 +333,16 @@ class Learner:
         return True
 
     def _read(self, path: Path, key: bytes, release: _Release) -> None:
-        """Compute the features of a picture, and what tells which others belong to it."""
+        """Compute the features of a file's samples, and what tells which others belong to them."""
         if self._marker.is_fatal(path):
             self._unusable[key] = f"{_short(path)} ({FATAL})"
             return
+        input = release.manifest.input
+        modality = modalities.of(input.kind)
         try:
             with self._lock, self._marker.of(path):
-                image = pictures.decode(path, release.manifest.input, bits=release.bits)
-                z = release.extractor.features(image[None])[0]
+                x = modality.read(path, input, bits=release.bits).samples
+                z = release.extractor.features(x)
                 taken = origin(path, pictures.header(path))
         except UnusableFileError as error:
             if path.exists():  # not moved at this moment
@@ -332,16 +350,17 @@ class Learner:
         except FileNotFoundError:
             return
         else:
-            release.rows.add(key, z, pictures.thumbnails(image[None])[0], taken)
+            release.rows.add(key, z, modality.thumbnails(x), taken)
 
     def _learn(self, y: dict[bytes, int], unlabelled: Files, release: _Release) -> None:
         """Fit an immediate head, unless the head that predicts is fitted on these labels."""
         sha256, manifest = release.extractor.sha256, release.manifest
         has_fleet = immediate.adapts_fleet(self._config.head, manifest.heads)
         others = sorted((path.name, key) for key, path in unlabelled.items() if key in release.rows)
-        more = [key for _, key in others][: MOST_UNLABELLED * has_fleet]
-        fingerprint, labels = _fingerprint(y), np.array([*y.values()], np.int64)
-        if not y:  # twice as many pictures tell more of the class shares
+        more = release.rows.rows(key for _, key in others)[: MOST_UNLABELLED * has_fleet]
+        fingerprint = _fingerprint(y)
+        labels = np.array([*y.values()], np.int64).repeat(release.rows.counts(y))
+        if not y:  # twice as many samples tell more of the class shares
             fingerprint += f"-{len(more).bit_length()}"
         groups = self._groups([*y], release)
         self._show(single=tuple(manifest.classes[label] for label in grouping.single(labels, groups)))
@@ -352,10 +371,10 @@ class Learner:
         elif agent and (
             agent_key != before or not self._learned
         ):  # the agent has fitted; on all these labels?
-            all_used = grouping.count(groups, len(y)) < self._config.cross_validate_below
-            covered = not all_used or agent.parcel.report.samples == len(y)
+            all_used = grouping.count(groups, len(labels)) < self._config.cross_validate_below
+            covered = not all_used or agent.parcel.report.samples == len(labels)
             if not y:
-                covered = not more
+                covered = not len(more)
             self._learned = fingerprint if covered else ""
         self._agent_key = agent_key
         if has_fleet:
@@ -375,7 +394,8 @@ class Learner:
         key = f"{release.extractor.sha256} {release.manifest.release}"
         if self._fleet[0] == key:
             return
-        none = self._request({}, np.empty(0, np.int64), [], grouping.alone(), release)
+        empty = np.empty(0, np.int64)
+        none = self._request({}, empty, empty, grouping.alone(), release)
         try:
             self._fleet = key, decode(self._ask(none, key), FittedHead).choice().head
         except EdgeFLError as error:
@@ -386,11 +406,12 @@ class Learner:
         self,
         y: dict[bytes, int],
         labels: NDArray[np.int64],
-        unlabelled: Sequence[bytes],
+        unlabelled: NDArray[np.int64],
         groups: Groups,
         release: _Release,
     ) -> ImmediateFit:
         manifest, extras = release.manifest, release.installed.extras
+        files = [key for key, count in zip(y, release.rows.counts(y), strict=True) for _ in range(count)]
         spec = FitSpec(
             immediate.immediate_kind(self._config.head, manifest.heads),
             len(manifest.classes),
@@ -410,12 +431,12 @@ class Learner:
             {name: str(path) for name, path in extras.items()},
             str(self._store.folder),
             groups,
-            release.rows.rows(unlabelled),
-            first_guesses.importance(self.guesses.rows, y),
+            unlabelled,
+            first_guesses.importance(self.guesses.rows, files),
         )
 
     def _groups(self, keys: list[bytes], release: _Release) -> Groups:
-        """Return which labelled pictures belong together, computed again when others are labelled."""
+        """Return which labelled samples belong together, computed again when other files are labelled."""
         state = (keys, release.rows)
         if state != self._grouped[0]:
             dim = release.manifest.feature_dim
@@ -438,19 +459,21 @@ class Learner:
         return response
 
     def _sort(self, unlabelled: dict[bytes, str], labelled: Sequence[bytes], release: _Release) -> None:
-        """Order the pool, if its pictures or the head changed."""
+        """Order the pool, if its files or the head changed."""
         predictor = self.predictor()
         if predictor and predictor.extractor is not release.extractor:
             return
         state = (predictor, frozenset(unlabelled))
         if state == self._ordered:
             return
-        some = sorted(unlabelled.items(), key=lambda item: item[1])[:MOST_ORDERED]
-        unlabelled = dict(some)
+        some = sorted(unlabelled.items(), key=lambda item: item[1])
+        ends = release.rows.counts(key for key, _ in some).cumsum()
+        unlabelled = dict(some[: max(1, int((ends <= MOST_ORDERED).sum()))])
         request = Ordering(
             os.fspath(release.rows.path),
             release.manifest.feature_dim,
             release.rows.rows(unlabelled),
+            release.rows.counts(unlabelled),
             release.rows.rows(labelled),
             FittedHead.of(Choice(predictor.head, calibration=predictor.calibration)) if predictor else None,
         )
@@ -460,16 +483,16 @@ class Learner:
 
 
 def _short(path: Path) -> str:
-    """The name of a picture with that of its folder, which is its class."""
+    """The name of a file with that of its folder, which is its class."""
     return text(path.relative_to(path.parents[1]))
 
 
-def _is_picture(name: str) -> bool:
-    return Path(name).suffix.lower() in ABOUT["picture"].suffixes and not name.startswith(".")
+def _is_of(name: str, suffixes: frozenset[str]) -> bool:
+    return Path(name).suffix.lower() in suffixes and not name.startswith(".")
 
 
 def _fingerprint(y: dict[bytes, int]) -> str:
-    """A hash of pictures and labels, in any order."""
+    """A hash of files and labels, in any order."""
     total = hashlib.blake2b(digest_size=16)
     for key, label in sorted(y.items()):
         total.update(key + label.to_bytes(4, "big"))

@@ -3,7 +3,7 @@
     GET  /label, /label.css, /label.js          the page; public, it contains nothing of the device
     POST /api/label/enter                       the token as bearer token -> a cookie, so that pictures can be shown
     GET  /api/label/view?client=ID              -> View
-    GET  /api/label/picture?name=NAME           -> the picture
+    GET  /api/label/preview?name=NAME           -> the picture
     POST /api/label/label                       {client, name, class_name} -> ActionDone
     POST /api/label/skip, /api/label/discard    {client, name} -> ActionDone
     POST /api/label/undo                        {client, action} -> View
@@ -69,7 +69,7 @@ STATUS: dict[Why, HTTPStatus] = {
 """Status of the answer to POST /frame: whether the picture was added, and why not."""
 
 
-class PictureAction(Struct, frozen=True, forbid_unknown_fields=True):
+class ItemAction(Struct, frozen=True, forbid_unknown_fields=True):
     """Body of skip and discard; `client` is a random id of the page in a tab, name and version are those of the picture that it shows."""
 
     client: str
@@ -77,7 +77,7 @@ class PictureAction(Struct, frozen=True, forbid_unknown_fields=True):
     version: str
 
 
-class LabelAction(PictureAction, frozen=True, forbid_unknown_fields=True):
+class LabelAction(ItemAction, frozen=True, forbid_unknown_fields=True):
     """Body of label."""
 
     class_name: str
@@ -105,7 +105,7 @@ def routes(session: LabelSession, capture: Capture, access: HttpAccess, lock: th
         return Route(lambda request: respond(*msgspec.structs.astuple(_body(request, kind))), own_page=True)
 
     def picture(request: HttpRequest) -> HttpAnswer:
-        path = session.picture(request.query.get("name", ""), request.query.get("version", ""))
+        path = session.file(request.query.get("name", ""), request.query.get("version", ""))
         return HttpAnswer(path, MEDIA_TYPES[path.suffix], SAFE)
 
     def frame(request: HttpRequest) -> Any:
@@ -127,10 +127,10 @@ def routes(session: LabelSession, capture: Capture, access: HttpAccess, lock: th
         ("GET", "/api/label/view"): Route(
             lambda request: session.view(request.query.get("client", "")), own_page=True
         ),
-        ("GET", "/api/label/picture"): Route(picture, own_page=True),
+        ("GET", "/api/label/preview"): Route(picture, own_page=True),
         ("POST", "/api/label/label"): act(LabelAction, session.label),
-        ("POST", "/api/label/skip"): act(PictureAction, session.skip),
-        ("POST", "/api/label/discard"): act(PictureAction, session.discard),
+        ("POST", "/api/label/skip"): act(ItemAction, session.skip),
+        ("POST", "/api/label/discard"): act(ItemAction, session.discard),
         ("POST", "/api/label/undo"): act(UndoAction, session.undo),
         ("POST", "/api/label/class"): act(ClassAction, session.add_class),
         ("POST", "/frame"): Route(frame, own_page=True, program=True),

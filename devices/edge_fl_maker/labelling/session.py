@@ -41,7 +41,7 @@ DRAWN = 4
 
 
 @dataclass
-class PictureOffers:
+class Offers:
     """Pictures on the screens of clients, given by random ids, and skipped pictures in the order of skipping.
 
     A picture is on the screen of one client: a page that was away for longer than OFFER_S keeps its picture until another one is given it.
@@ -106,7 +106,7 @@ class ClassCount:
     """A class with its number of labelled pictures; `learned`: whether the release names it, so that heads learn it."""
 
     name: str
-    pictures: int
+    count: int
     learned: bool
 
 
@@ -141,7 +141,7 @@ class View:
     the last label was not learned, or "".
     """
 
-    picture: Shown | None
+    item: Shown | None
     upcoming: tuple[Upcoming, ...]
     unlabelled: int
     classes: tuple[ClassCount, ...]
@@ -199,7 +199,7 @@ class LabelSession:
     moves: Moves
     learner: Learner
     clock: Callable[[], float] = time.monotonic
-    _offers: PictureOffers = field(default_factory=PictureOffers)
+    _offers: Offers = field(default_factory=Offers)
     _actions: OrderedDict[str, _Action] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _drawn: dict[str, None] = field(default_factory=dict)
@@ -292,7 +292,7 @@ class LabelSession:
         self.learner.count()
         return NewClass(added, remark, self.view(client))
 
-    def picture(self, name: str, version: str) -> Path:
+    def file(self, name: str, version: str) -> Path:
         """Return the file of a picture. Raises DataError if it is gone, or is another one than `version`, unless that is ""."""
         path = self.pool.path(name)
         if version not in ("", self._version(name)):
@@ -344,7 +344,7 @@ class LabelSession:
 
     def _require_on_screen(self, client: str, name: str, version: str) -> None:
         """Raise DataError unless the client was given this picture, with the contents that it has now."""
-        self.picture(name, version or "unknown")
+        self.file(name, version or "unknown")
         with self._lock:
             given = self._offers.on_screen(client)
         if given != name:

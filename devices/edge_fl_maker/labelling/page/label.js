@@ -29,24 +29,24 @@ async function enter() {
   if (!response.ok) throw new Error((await response.json()).error);
 }
 
-const address = (picture) => "/api/label/picture?name=" + encodeURIComponent(picture.name) + "&version=" + picture.version;
+const address = (item) => "/api/label/preview?name=" + encodeURIComponent(item.name) + "&version=" + item.version;
 const percent = (share) => Math.round(100 * share) + " %";
 const isSame = (one, other) => Boolean(one && other) && one.name === other.name && one.version === other.version;
 
 function adopt(fresh) {
   const before = view ? view.classes : [];
   view = fresh;
-  arrange(before, isSame(view.picture, shown));
-  if (!isSame(view.picture, shown)) {
-    shown = view.picture;
+  arrange(before, isSame(view.item, shown));
+  if (!isSame(view.item, shown)) {
+    shown = view.item;
     selected = "";
     state = "loading";
     $("picture").hidden = true;
     if (shown) bring(shown);
   } else if (shown && state === "failed") {
     bring(shown);
-  } else if (shown && !shown.guesses.length && view.picture.guesses.length) {
-    shown.guesses = view.picture.guesses;
+  } else if (shown && !shown.guesses.length && view.item.guesses.length) {
+    shown.guesses = view.item.guesses;
     if (!selected && !$("picture").hidden) preselect();
   }
   const kept = new Set([shown, ...view.upcoming].filter(Boolean).map(address));
@@ -107,7 +107,7 @@ function preselect() {
 }
 
 function draw() {
-  const labelled = view.classes.reduce((sum, each) => sum + each.pictures, 0);
+  const labelled = view.classes.reduce((sum, each) => sum + each.count, 0);
   $("accuracy").textContent = view.accuracy === null ? "–" : percent(view.accuracy);
   $("accuracy").title = view.accuracy_words;
   $("measured").textContent = [view.accuracy_words && "Accuracy: " + view.accuracy_words, view.first_guesses].filter(Boolean).join("; ");
@@ -169,7 +169,7 @@ function drawClasses() {
   view.classes.forEach((each, number) => {
     const element = box.children[number];
     element.children[1].textContent = each.name;
-    element.children[2].textContent = each.pictures;
+    element.children[2].textContent = each.count;
     element.classList.toggle("waits", !each.learned);
     element.setAttribute("aria-pressed", String(each.name === selected));
     element.disabled = !shown || state !== "seen" || waiting;
