@@ -51,9 +51,10 @@ from edge_fl_devices.storage.store import ImmediateHead, Store
 from edge_fl_devices.workers.head_fitting import FitSpec, FittedHead
 from edge_fl_maker.capture.pools import Pool
 from edge_fl_maker.current_model import CurrentModel
-from edge_fl_maker.labelling import immediate
+from edge_fl_maker.labelling import immediate, previews
 from edge_fl_maker.labelling.immediate import Grouping, ImmediateFit, Ordering
 from edge_fl_maker.labelling.moves import FOLDER
+from edge_fl_maker.labelling.previews import Preview
 
 log = logging.getLogger(__name__)
 
@@ -209,6 +210,18 @@ class Learner:
             return ""
         z = release.rows.find(key)
         return release.manifest.classes[int(head.logits(z).mean(axis=0).argmax())] if z is not None else ""
+
+    def preview(self, path: Path) -> Preview | None:
+        """Return what the page shows of a recording; None for a picture, whose file it shows itself. Raises UnusableFileError."""
+        if (kind := self.kind) == "picture":
+            return None
+        with self._lock:
+            return previews.of(path, file_key(path), kind, self.input)
+
+    def sound(self, path: Path) -> bytes:
+        """Return an audio recording as it is learned from, as a WAV file. Raises UnusableFileError."""
+        with self._lock:
+            return previews.sound(path, self.input)
 
     def is_ranked(self, name: str) -> bool:
         """Whether the place of a file in `order` says how informative it is."""

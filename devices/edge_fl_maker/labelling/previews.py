@@ -1,0 +1,207 @@
+"""What the label page shows of a recording: its curves or its spectrogram as an SVG with axes, in the size and colours of the page.
+
+The SVG has no size of its own: places are percents of the element that shows it, text keeps its size, and lines their width.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import math
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_fl.inputs import InputSpec, Kind
+from edge_fl.modalities import UnusableFileError
+
+Values = NDArray[np.float32]
+KEPT = 8
+"""Previews in memory, of at most about 200 kB each: those of the file on a screen and of the next ones, on two pages."""
+COLUMNS = 500
+"""Of a long curve, each with its least and its greatest value, and of a spectrogram, each with its greatest levels."""
+MOST_LINES = 12
+OWN_AXES = 6
+"""Channels without units up to which each has an axis of its own; those of one unit share one."""
+GAP = 4.5
+"""Median steps between two values from which on no line joins them."""
+SPAN = 0.7
+"""Levels of a spectrogram below the loudest that are told apart: 70 dB; a sound below -60 dB stays faint."""
+FRAMES = 1000
+GREYS = 64
+MOST_TICKS = 6
+LEFT, WIDTH, TOP, BOTTOM = 11, 85, 6, 91
+"""Place of the panels, in percent."""
+ROW, ROW_LETTERS = 5.5, 40
+"""Height of a row of names in percent, and letters after which the next one begins."""
+SIDE = 1000
+"""Units of a panel in both directions."""
+STYLE = """text{font:12px system-ui,sans-serif;fill:#5c6670}path{fill:none;stroke-width:1.5px;vector-effect:non-scaling-stroke}
+.axis{stroke:#c9d0d6;stroke-width:1px}
+@media(prefers-color-scheme:dark){text{fill:#a3adb6}.axis{stroke:#3c454d}image{filter:invert(1)}}"""
+COLOURS = ("#0b63c5", "#b3261e", "#1b7f4b", "#8a4b00", "#7b3fb5", "#5c6670")
+DARK = ("#6cb0ff", "#ff8a80", "#6fd39a", "#f0b35e", "#c9a2f5", "#a3adb6")
+
+
+class Preview(NamedTuple):
+    """An SVG, what it shows in words, such as "6 channels, 4.0 s", and remarks on the recording's quality."""
+
+    image: bytes
+    about: str
+    remarks: tuple[str, ...]
+
+
+@lru_cache(KEPT)
+def of(path: Path, version: bytes, kind: Kind, input: InputSpec | None) -> Preview:
+    """Return the preview of a recording with this version of its file. Raises UnusableFileError."""
+    if kind == "audio":
+        from edge_fl.modalities import audio
+
+        rate = input.rate if input else audio.RATE
+        sound, remarks = audio.recording(path, rate)
+        return Preview(spectrogram(sound, rate), f"{len(sound) / rate:.1f} s of sound", remarks)
+    if kind != "series":
+        raise UnusableFileError(path, "not a recording")
+    from edge_fl.modalities import series
+
+    found = series.recording(path, input)
+    seconds = float(found.times[-1] - found.times[0])
+    about = f"{len(found.values)} channel{'s' * (len(found.values) > 1)}, {seconds:.1f} s"
+    if len(found.values) > MOST_LINES:
+        about += f"; the first {MOST_LINES} are drawn"
+    return Preview(curves(found.times, found.values, found.names, found.units), about, found.remarks)
+
+
+def sound(path: Path, input: InputSpec | None) -> bytes:
+    """Return an audio recording as a WAV file, mono at the rate of the input. Raises UnusableFileError."""
+    from edge_fl.modalities import audio
+
+    rate = input.rate if input else audio.RATE
+    return audio.wav(audio.recording(path, rate)[0], rate)
+
+
+def curves(times: NDArray[np.float64], values: Values, names: Sequence[str], units: Sequence[str]) -> bytes:
+    """Return an SVG of values [C, n], NaN where one is missing, at increasing times [n]; channels of one unit share a panel."""
+    count = min(len(values), MOST_LINES)
+    panels: dict[object, list[int]] = {}
+    for number in range(count):
+        panels.setdefault(units[number] or (number if count <= OWN_AXES else ""), []).append(number)
+    seconds = max(float(times[-1] - times[0]), 1e-9)
+    x, height, drawn = SIDE * (times - times[0]) / seconds, (BOTTOM - TOP) / len(panels), list[str]()
+    for place, members in enumerate(panels.values()):
+        known = values[members][np.isfinite(values[members])]
+        low, high = float(known.min(initial=np.inf)), float(known.max(initial=-np.inf))
+        if not low < high:
+            low, high = (low - 1, high + 1) if len(known) else (-1.0, 1.0)
+        lines = "".join(_line(x, SIDE * (high - values[number]) / (high - low), number) for number in members)
+        zero = f"M0,{SIDE * high / (high - low):.0f}H{SIDE}" * (low < 0 < high)
+        content = f'<path class="axis" d="M0,0V{SIDE}H{SIDE}{zero}"/>{lines}'
+        legend = [(names[number], number) for number in members]
+        drawn.append(_panel(TOP + place * height, height, content, (low, high), legend, units[members[0]]))
+    return _svg(drawn, seconds)
+
+
+def spectrogram(sound: Values, rate: float) -> bytes:
+    """Return an SVG of the log-mel spectrogram of a sound [T]."""
+    from edge_fl.modalities import audio
+
+    frame, step = audio.frames_at(rate)
+    blocks = [
+        audio.spectrogram(sound[start : start + FRAMES * step + frame - step], rate)
+        for start in range(0, len(sound), FRAMES * step)
+    ]
+    levels = np.concatenate(blocks, axis=1)
+    count = levels.shape[1]
+    starts = np.linspace(0, count, min(count, COLUMNS), endpoint=False).astype(np.int64)
+    levels = np.maximum.reduceat(levels, starts, axis=1)[::-1]
+    shares = np.clip((max(float(levels.max()), 1 - 0.6) - levels) / SPAN, 0, 1)
+    encoded = base64.b64encode(_png(shares)).decode()
+    image = f'<image width="{SIDE}" height="{SIDE}" preserveAspectRatio="none" href="data:image/png;base64,{encoded}"/>'
+    panel = _panel(TOP, BOTTOM - TOP, image, (0, rate / 2000), (), "kHz (mel)")
+    return _svg([panel], len(sound) / rate)
+
+
+def _line(x: NDArray[np.float64], y: Values, number: int) -> str:
+    known = np.isfinite(y)
+    x, y = x[known], y[known]
+    if len(x) > 2 * COLUMNS:
+        starts = np.flatnonzero(np.diff((x * COLUMNS / SIDE).astype(np.int64), prepend=-1))
+        ends = [each.reduceat(y, starts) for each in (np.minimum, np.maximum)]
+        x, y = x[starts].repeat(2), np.stack(ends, axis=1).reshape(-1)
+    steps = np.diff(x, prepend=-SIDE)
+    is_start = steps > GAP * np.median(steps[steps > 0])
+    points = zip(np.where(is_start, "M", "L"), x, y, strict=True)
+    content = "".join(f"{command}{a:.0f},{b:.0f}" for command, a, b in points)
+    return f'<path class="c{number % len(COLOURS)}" d="{content}"/>'
+
+
+def _panel(
+    top: float,
+    height: float,
+    content: str,
+    ends: tuple[float, float],
+    legend: Iterable[tuple[str, int]],
+    unit: str,
+) -> str:
+    """A vertical axis with its `content` and its `ends`, and above it the names of the lines in their colours, and the unit."""
+    rows, letters = [""], 0
+    for name, number in legend:
+        if letters > ROW_LETTERS:
+            rows, letters = [*rows, ""], 0
+        rows[-1] += f'<tspan class="t{number % len(COLOURS)}">{_safe(name)}</tspan> '
+        letters += len(name) + 1
+    rows[-1] += _safe(unit)
+    texts = [
+        f'<text x="{LEFT}%" y="{top + ROW * row:.2f}%" dy="-4">{words}</text>'
+        for row, words in enumerate(rows)
+    ]
+    top, bottom = top + ROW * (len(rows) - 1), top + height - ROW
+    for y, dy, value in ((top, 9, ends[1]), (bottom, 0, ends[0])):
+        texts.append(f'<text x="{LEFT - 1}%" y="{y:.2f}%" dy="{dy}" text-anchor="end">{value:.3g}</text>')
+    place = f'x="{LEFT}%" y="{top:.2f}%" width="{WIDTH}%" height="{bottom - top:.2f}%"'
+    return (
+        f'<svg {place} viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none">{content}</svg>{"".join(texts)}'
+    )
+
+
+def _svg(panels: Iterable[str], seconds: float) -> bytes:
+    """The panels above an axis of time."""
+    step = 10 ** math.floor(math.log10(seconds / MOST_TICKS))
+    step *= next(factor for factor in (1, 2, 5, 10) if seconds / (step * factor) <= MOST_TICKS)
+    ticks = [
+        f'<text x="{LEFT + WIDTH * number * step / seconds:.2f}%" y="{BOTTOM}%" dy="2" text-anchor="middle">'
+        f"{number * step:g}{'' if number else ' s'}</text>"
+        for number in range(int(seconds / step + 1e-9) + 1)
+    ]
+    light, dark = (
+        "".join(f".c{n}{{stroke:{colour}}}.t{n}{{fill:{colour}}}" for n, colour in enumerate(colours))
+        for colours in (COLOURS, DARK)
+    )
+    style = f"<style>{STYLE}{light}@media(prefers-color-scheme:dark){{{dark}}}</style>"
+    return f'<svg xmlns="http://www.w3.org/2000/svg">{style}{"".join([*panels, *ticks])}</svg>'.encode()
+
+
+def _safe(name: str) -> str:
+    """Text of a file for XML, which forbids some characters."""
+    return html.escape("".join(each if each.isprintable() else "?" for each in name[:ROW_LETTERS]))
+
+
+def _png(shares: NDArray[np.float64]) -> bytes:
+    """Encode brightness 0..1 [H, W] as a grey PNG (RFC 2083)."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        )
+
+    levels = (np.rint((GREYS - 1) * shares) * (65535 // (GREYS - 1))).astype(">u2")
+    rows = b"".join(b"\0" + row.tobytes() for row in levels)
+    header = struct.pack(">2I5B", shares.shape[1], shares.shape[0], 16, 0, 0, 0, 0)
+    parts = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
