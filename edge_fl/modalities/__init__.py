@@ -119,6 +119,14 @@ class Modality(Protocol):
         """Return how much detail samples have: the shorter side of pictures in pixels, 0 for others."""
 
 
+def require_kind(input: InputSpec, kind: Kind, where: object) -> None:
+    """Raise DataError, which begins with `where`, if an extractor takes samples of another kind."""
+    if input.kind != kind:
+        raise DataError(
+            f"{where}: {ABOUT[kind].samples}, but the extractor takes {ABOUT[input.kind].samples} ({input.kind})"
+        )
+
+
 def scaled(x: Array) -> NDArray[np.float32]:
     """Return samples as an extractor takes them: pixels from 0..255 as 0..1, all else as it is."""
     return x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x.astype(np.float32, copy=False)

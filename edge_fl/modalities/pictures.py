@@ -28,7 +28,16 @@ from edge_fl.files import paths
 from edge_fl.files.folder import unusable
 from edge_fl.files.npz import Array
 from edge_fl.inputs import InputSpec, Resize
-from edge_fl.modalities import ABOUT, SIDE, Reading, Thumbnails, UnusableFileError, cells, formats, rounded
+from edge_fl.modalities import (
+    SIDE,
+    Reading,
+    Thumbnails,
+    UnusableFileError,
+    cells,
+    formats,
+    require_kind,
+    rounded,
+)
 from edge_fl.modalities.formats import PictureFormat
 from edge_fl.modalities.limits import FULL_BITS, LIMITS, MB, Depth, FileLimits
 from edge_fl.seeds import generator
@@ -216,7 +225,7 @@ def decode(
     bits = bits or FULL_BITS
     where = paths.text(path) if isinstance(path, Path) else "picture"
     if expected:
-        _require_picture(expected, where)
+        require_kind(expected, "picture", where)
         if expected.channels not in _MODES:
             raise DataError(
                 f"{where}: a picture has 1 or 3 channels, the extractor takes {expected.channels}"
@@ -246,7 +255,7 @@ def fit(images: Pixels, input: InputSpec, where: object = "images") -> Pixels:
 
     One channel is repeated for an extractor that takes more. Raises DataError, which begins with `where`, for another number of channels.
     """
-    _require_picture(input, where)
+    require_kind(input, "picture", where)
     channels, height, width = images.shape[1:]
     if channels not in (1, input.channels):
         raise DataError(
@@ -275,13 +284,6 @@ def jpeg(pixels: Pixels, quality: int) -> bytes:
     buffer = BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()
-
-
-def _require_picture(input: InputSpec, where: object) -> None:
-    if input.kind != "picture":
-        raise DataError(
-            f"{where}: pictures, but the extractor takes {ABOUT[input.kind].samples} ({input.kind})"
-        )
 
 
 def _is_wide(picture: ImageFile.ImageFile) -> bool:
