@@ -100,16 +100,7 @@ def read(
     if input is None:
         sheet, _, numeric = _opened(path, limits)
         return Reading(np.stack([sheet.numbers(index) for index in numeric]).astype(np.float32)[None])
-    require_kind(input, "series", text(path) if isinstance(path, Path) else "recording")
-    sheet = columns.read(path, limits, input.channels)
-    t, clocks = _clock(sheet, input.names, input.rate)
-    x = sheet.chosen(input.names, input.channels, clocks)
-    remarks = list(_quality(x, input.names))
-    measured = sheet.rate or input.rate
-    if t is None:
-        t = np.arange(x.shape[1]) / measured
-    else:
-        t, x, measured = _ordered(t, x, input.rate, remarks)
+    t, x, measured, remarks = recorded(path, input, limits)
     if abs(measured / input.rate - 1) > TOLERANCE:
         remarks.append(f"{measured:.4g} Hz, resampled to {input.rate:g} Hz")
     parts = _parts(t, measured, input.rate, remarks)
@@ -124,6 +115,20 @@ def read(
         )
         raise UnusableFileError(path, "shorter than a window", "; ".join([detail, *remarks]))
     return Reading(np.concatenate(found), tuple(remarks))
+
+
+def recorded(
+    path: Source, input: InputSpec, limits: FileLimits = LIMITS
+) -> tuple[Numbers, Numbers, float, list[str]]:
+    """Return times [n] in seconds, values [C, n] with NaN where one is missing, their rate in Hz, and remarks. Raises UnusableFileError."""
+    require_kind(input, "series", text(path) if isinstance(path, Path) else "recording")
+    sheet = columns.read(path, limits, input.channels)
+    t, clocks = _clock(sheet, input.names, input.rate)
+    x = sheet.chosen(input.names, input.channels, clocks)
+    remarks, measured = list(_quality(x, input.names)), sheet.rate or input.rate
+    if t is None:
+        return np.arange(x.shape[1]) / measured, x, measured, remarks
+    return (*_ordered(t, x, input.rate, remarks), remarks)
 
 
 class Description(NamedTuple):

@@ -31,8 +31,8 @@ OWN_AXES = 6
 """Channels without units up to which each has an axis of its own; those of one unit share one."""
 GAP = 4.5
 """Median steps between two values from which on no line joins them."""
-SPAN = 0.7
-"""Levels of a spectrogram below the loudest that are told apart: 70 dB; a sound below -60 dB stays faint."""
+SPAN = 0.6
+"""Levels of a spectrogram below the loudest that are told apart: 60 dB; a sound below -40 dB of full scale stays faint."""
 FRAMES = 1000
 GREYS = 64
 MOST_TICKS = 6
@@ -70,12 +70,15 @@ def of(path: Path, version: bytes, kind: Kind, input: InputSpec | None) -> Previ
         raise UnusableFileError(path, "not a recording")
     from edge_fl.modalities import series
 
-    found = series.recording(path, input)
-    seconds = float(found.times[-1] - found.times[0])
-    about = f"{len(found.values)} channel{'s' * (len(found.values) > 1)}, {seconds:.1f} s"
-    if len(found.values) > MOST_LINES:
+    input = input or series.propose([path], rate=series.describe(path).rate or 1.0)
+    remarks = series.read(path, input).remarks
+    times, values, rate, _ = series.recorded(path, input)
+    if (np.diff(times) < 0).any():  # the clock jumps back
+        times = np.arange(len(times)) / rate
+    about = f"{len(values)} channel{'s' * (len(values) > 1)}, {times[-1] - times[0] + 1 / rate:.1f} s"
+    if len(values) > MOST_LINES:
         about += f"; the first {MOST_LINES} are drawn"
-    return Preview(curves(found.times, found.values, found.names, found.units), about, found.remarks)
+    return Preview(curves(times, values, input.names, input.units), about, remarks)
 
 
 def sound(path: Path, input: InputSpec | None) -> bytes:
@@ -89,10 +92,11 @@ def sound(path: Path, input: InputSpec | None) -> bytes:
 def curves(times: NDArray[np.float64], values: Values, names: Sequence[str], units: Sequence[str]) -> bytes:
     """Return an SVG of values [C, n], NaN where one is missing, at increasing times [n]; channels of one unit share a panel."""
     count = min(len(values), MOST_LINES)
+    names, units = names or [f"channel {number + 1}" for number in range(count)], units or [""] * count
     panels: dict[object, list[int]] = {}
     for number in range(count):
         panels.setdefault(units[number] or (number if count <= OWN_AXES else ""), []).append(number)
-    seconds = max(float(times[-1] - times[0]), 1e-9)
+    seconds = float(times[-1] - times[0]) * len(times) / max(len(times) - 1, 1) or 1.0
     x, height, drawn = SIDE * (times - times[0]) / seconds, (BOTTOM - TOP) / len(panels), list[str]()
     for place, members in enumerate(panels.values()):
         known = values[members][np.isfinite(values[members])]
@@ -120,7 +124,7 @@ def spectrogram(sound: Values, rate: float) -> bytes:
     count = levels.shape[1]
     starts = np.linspace(0, count, min(count, COLUMNS), endpoint=False).astype(np.int64)
     levels = np.maximum.reduceat(levels, starts, axis=1)[::-1]
-    shares = np.clip((max(float(levels.max()), 1 - 0.6) - levels) / SPAN, 0, 1)
+    shares = np.clip((max(float(levels.max()), SPAN) - levels) / SPAN, 0, 1)
     encoded = base64.b64encode(_png(shares)).decode()
     image = f'<image width="{SIDE}" height="{SIDE}" preserveAspectRatio="none" href="data:image/png;base64,{encoded}"/>'
     panel = _panel(TOP, BOTTOM - TOP, image, (0, rate / 2000), (), "kHz (mel)")
@@ -134,8 +138,9 @@ def _line(x: NDArray[np.float64], y: Values, number: int) -> str:
         starts = np.flatnonzero(np.diff((x * COLUMNS / SIDE).astype(np.int64), prepend=-1))
         ends = [each.reduceat(y, starts) for each in (np.minimum, np.maximum)]
         x, y = x[starts].repeat(2), np.stack(ends, axis=1).reshape(-1)
-    steps = np.diff(x, prepend=-SIDE)
-    is_start = steps > GAP * np.median(steps[steps > 0])
+    steps = np.diff(x, prepend=-np.inf)
+    is_start = steps > GAP * (np.median(steps[steps > 0]) if len(x) else 0)
+    is_start[:1] = True
     points = zip(np.where(is_start, "M", "L"), x, y, strict=True)
     content = "".join(f"{command}{a:.0f},{b:.0f}" for command, a, b in points)
     return f'<path class="c{number % len(COLOURS)}" d="{content}"/>'

@@ -9,7 +9,7 @@
     POST /api/label/skip, /api/label/discard    {client, name} -> ActionDone
     POST /api/label/undo                        {client, action} -> View
     POST /api/label/class                       {client, name} -> View
-    POST /frame?source=NAME                     a picture file, also as form data -> Added: it is in the pool
+    POST /frame?source=NAME                     a file, also as form data -> Added: it is in the pool
 
 Pictures and recordings leave the device only as answers to a browser that may use this service.
 """
@@ -69,7 +69,7 @@ STATUS: dict[Why, HTTPStatus] = {
     "disk full": HTTPStatus.INSUFFICIENT_STORAGE,
     "not writable": HTTPStatus.INSUFFICIENT_STORAGE,
 }
-"""Status of the answer to POST /frame: whether the picture was added, and why not."""
+"""Status of the answer to POST /frame: whether the file was added, and why not."""
 
 
 class ItemAction(Struct, frozen=True, forbid_unknown_fields=True):

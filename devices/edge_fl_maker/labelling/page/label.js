@@ -165,7 +165,7 @@ function absent() {
   if (view.kind === "table") return "This device learns from rows of tables. They are labelled in their files, not on this page.";
   return view.unlabelled
     ? "The other " + view.word + "s are on the screens of other people."
-    : "No " + view.word + " to label. New ones come from " + (view.kind === "picture" ? "a camera" : "a stream") + ", a watched folder, or POST /frame.";
+    : "No " + view.word + " to label. New ones come from " + (view.kind === "picture" ? "a camera, " : "") + "a watched folder, or POST /frame.";
 }
 
 function accepted(isVisible, guess) {
