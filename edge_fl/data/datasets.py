@@ -146,7 +146,8 @@ def from_file(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Datas
             f"{text(path)}: samples of {list(merged.shape)}, but its input says {list(given.shape)}"
         )
     domains = _together(content, "domains", parts, path)
-    domain_names, numbers = (), None
+    domain_names: tuple[str, ...] = ()
+    numbers = None
     if domains is not None:
         found, numbers = np.unique(domains.astype(str), return_inverse=True)
         domain_names = tuple(map(str, found))

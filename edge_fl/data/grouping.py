@@ -23,8 +23,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.data.samples import NO_GROUPS, Groups, Labels
-from edge_fl.modalities import SIDE, Thumbnails
+from edge_fl.data.samples import NO_GROUPS, Labels
+from edge_fl.data.samples import Groups as Groups
+from edge_fl.modalities import SIDE as SIDE
+from edge_fl.modalities import Thumbnails as Thumbnails
 
 Importance = NDArray[np.float64]
 """How many pictures each picture stands for, divided by the mean; empty: all alike."""

@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 
 from edge_fl import modalities
 from edge_fl.errors import DataError, shortened
-from edge_fl.files.npz import Array
+from edge_fl.files.npz import Array as Array
 from edge_fl.inputs import KINDS, InputSpec, Kind
 
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
 Groups = NDArray[np.int64]
 MAX_CLASSES = 10_000
-DTYPES = sorted({dtype for _, dtype in KINDS.values()})
+FORMS = {(dtype, 1 + len(axes)): f"{dtype} [{', '.join(('N', *axes))}]" for axes, (_, dtype) in KINDS.items()}
+"""Forms of samples by dtype and dimensions."""
 NO_GROUPS: Groups = np.empty(0, np.int64)
 
 
@@ -39,9 +40,9 @@ class Samples:
     groups: Groups = field(default_factory=lambda: NO_GROUPS)
 
     def __post_init__(self) -> None:
-        if self.x.dtype not in DTYPES or self.x.ndim < 2:
+        if (str(self.x.dtype), self.x.ndim) not in FORMS:
             raise DataError(
-                f"samples: x is {self.x.dtype} {list(self.x.shape)}, expected {' or '.join(DTYPES)} [N, ...]"
+                f"samples: x is {self.x.dtype} {list(self.x.shape)}, expected {', '.join(FORMS.values())}"
             )
         if self.y.dtype != np.int64 or self.y.shape != self.x.shape[:1]:
             raise DataError(

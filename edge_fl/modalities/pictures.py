@@ -153,7 +153,7 @@ def thumbnails(x: Pixels) -> Thumbnails:
 
 def side(x: Pixels) -> int:
     """Return the shorter side of images [N, C, H, W] in pixels."""
-    return min(x.shape[2:])
+    return int(min(x.shape[2:]))
 
 
 def check(path: Path, limits: FileLimits = LIMITS) -> None:

@@ -68,7 +68,9 @@ def fitted(
             newcomers.features(method, shared, part, device).cpu().numpy() for part in (data.train, data.test)
         )
         known = classes or method.net.classes
-        training = heads.training_set(z, data.train.y, known, method.unit_norm, "", seed, False, PLAIN, {})
+        training = heads.training_set(
+            z, data.train.y, known, method.unit_norm, "", seed, False, PLAIN, {}, groups=data.train.groups
+        )
         found = {
             metrics.of_head(kind.kind): metrics.accuracy(_fit(kind, training).predict(test), data.test.y)
             for kind in kinds
@@ -114,6 +116,7 @@ def served(
         seed=seed,
         plan=plan,
         extras=extras,
+        groups=data.train.groups,
     )
     return metrics.accuracy(head.predict(test), data.test.y)
 

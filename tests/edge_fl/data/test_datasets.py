@@ -4,12 +4,14 @@ import os
 import pickle
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from edge_fl.data import datasets
 from edge_fl.errors import DataError
 from edge_fl.files import npz
+from edge_fl.inputs import InputSpec
 
 DATA = Path(os.environ.get("EDGE_FL_DATA", ".data"))
 
@@ -124,7 +126,7 @@ def test_wrong_keys_unequal_lengths_and_no_samples_are_refused(tmp_path: Path) -
     with pytest.raises(DataError, match="holds images; expected x_train"):
         datasets.load("mine", tmp_path)
     npz.write(path, {"x": images(), "y": np.arange(3)})
-    with pytest.raises(DataError, match="4 images but 3 labels"):
+    with pytest.raises(DataError, match="4 pictures but 3 labels"):
         datasets.load("mine", tmp_path)
     npz.write(path, {"x": images(0), "y": np.arange(0)})
     with pytest.raises(DataError, match="no samples"):
@@ -168,3 +170,45 @@ def test_missing_folders_empty_names_and_repeated_class_names_are_one_line_each(
         )
         with pytest.raises(DataError, match=flaw):
             datasets.load("screws", tmp_path)
+
+
+def test_a_file_of_a_series_brings_its_input_groups_and_domains(tmp_path: Path) -> None:
+    given = InputSpec((2, 4), (0.0, 0.0), (1.0, 1.0), "CT", "float32", rate=50.0, hop=2, names=("x", "y"))
+    x = np.random.default_rng(0).normal(3, 2, (6, 2, 4))
+    arrays = {"x": x, "y": np.arange(6) % 2, "input": np.array(msgspec.json.encode(given).decode())}
+    people, groups = np.array(list("aabbcc")), np.array(["r1", "r1", "r2", "r2", "", ""])
+    npz.write(tmp_path / "steps.npz", {**arrays, "domains": people, "groups": groups})
+    found = datasets.load("steps", tmp_path)
+    assert found.kind == "series" and found.domain_names == ("a", "b", "c")
+    assert found.input == msgspec.structs.replace(given, mean=found.mean, std=found.std)
+    assert found.mean == pytest.approx(x.mean((0, 2)), abs=1e-5)
+    assert found.std == pytest.approx(x.std((0, 2)), abs=1e-5)
+    assert len(np.unique(found.samples.groups)) == 4 and found.samples.groups[0] == found.samples.groups[1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("input", np.array("{}"), r"steps.npz \(input\): .*shape"),
+        (
+            "input",
+            np.array('{"shape": [2, 9], "axes": "CT", "dtype": "float32", "rate": 1, "hop": 1}'),
+            r"\[2, 9\]",
+        ),
+        ("groups", np.zeros(3, np.int64), r"\(groups\): int64 \[3\], expected one value per sample, 6"),
+        ("groups", np.zeros(6), "groups are float64"),
+        ("domains", np.array(["a"]), r"\(domains\): .*expected one value per sample, 6"),
+    ],
+)
+def test_a_wrong_input_group_or_domain_is_refused(
+    tmp_path: Path, key: str, value: np.ndarray, message: str
+) -> None:
+    given = InputSpec((2, 4), (0.0, 0.0), (1.0, 1.0), "CT", "float32", rate=50.0, hop=2)
+    arrays = {
+        "x": np.zeros((6, 2, 4)),
+        "y": np.arange(6) % 2,
+        "input": np.array(msgspec.json.encode(given).decode()),
+    }
+    npz.write(tmp_path / "steps.npz", {**arrays, key: value})
+    with pytest.raises(DataError, match=message):
+        datasets.load("steps", tmp_path)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from edge_fl.data import datasets, grouping
-from edge_fl.data.grouping import alone, folds, joined, near_duplicates, nearness, thumbnails
+from edge_fl.data.grouping import alone, folds, joined, near_duplicates, nearness
+from edge_fl.modalities.pictures import thumbnails
 
 SIDE = 96
 

@@ -1,5 +1,6 @@
 """A split gives every client its own train, validation and test images, the same on every machine, and survives the disk."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from edge_fl.data.partition import (
 from edge_fl.data.samples import Dataset, Samples
 from edge_fl.errors import DataError
 from edge_fl.files import npz
+from edge_fl.inputs import InputSpec
 
 DIGITS = datasets.load("digits", Path("nowhere"))
 FLEET = DataConfig(clients=12, beta=0.3)
@@ -157,3 +159,31 @@ def test_many_classes_are_shown_as_dots() -> None:
     ).splitlines()
     assert "0..19" in lines[0]
     assert "●" in lines[1]
+
+
+def recordings(clients: int) -> Dataset:
+    """40 recordings of 5 windows each, of four classes, by `clients` people."""
+    groups = np.repeat(np.arange(40), 5)
+    samples = Samples(np.zeros((200, 2, 3), np.float32), groups % 4, groups)
+    given = InputSpec((2, 3), (0.0, 0.0), (1.0, 1.0), "CT", "float32", rate=1.0, hop=1)
+    names = tuple(f"p{person}" for person in range(clients))
+    return Dataset("steps", samples, tuple("abcd"), None, groups // 4 % clients, names, given)
+
+
+@pytest.mark.parametrize("rule", ["dirichlet", "dirichlet-clients", "pathological", "domain", "iid"])
+def test_no_split_cuts_a_group(rule: str) -> None:
+    config = msgspec.structs.replace(FLEET, partition=rule, clients=4, beta=5.0)
+    dataset = recordings(4)
+    split = split_clients(dataset, config, 0)
+    sets = [rows for part in (split.train, split.validation, split.test) for rows in part]
+    homes = [np.unique(dataset.samples.groups[rows]) for rows in sets]
+    assert sum(map(len, sets)) == 200 and len(np.concatenate(homes)) == 40
+    if rule == "domain":
+        assert all(len(np.unique(dataset.domains[rows])) == 1 for rows in sets if len(rows))
+
+
+def test_a_client_with_one_group_cannot_be_split() -> None:
+    dataset = recordings(4)
+    alone = replace(dataset, samples=replace(dataset.samples, groups=dataset.domains.astype(np.int64)))
+    with pytest.raises(DataError, match=r"all \d+ samples of client c\d+ belong to one group"):
+        split_clients(alone, msgspec.structs.replace(FLEET, partition="iid", clients=4), 0)

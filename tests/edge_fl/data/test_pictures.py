@@ -87,11 +87,11 @@ def test_one_channel_is_repeated_and_other_numbers_are_rejected() -> None:
 
 
 def test_other_inputs_than_pictures_are_rejected(tmp_path: Path) -> None:
-    sequence = InputSpec((9, 128), axes="CT", dtype="float32")
+    sequence = InputSpec((9, 128), axes="CT", dtype="float32", rate=50, hop=64)
     path = saved(tmp_path / "x.png", noise(8, 8))
-    with pytest.raises(DataError, match=r"x\.png: the extractor takes float32 \[9, 128\] with axes CT"):
+    with pytest.raises(DataError, match=r"x\.png: pictures, but the extractor takes windows \(series\)"):
         pictures.decode(path, sequence)
-    with pytest.raises(DataError, match="expected pictures, uint8 CHW"):
+    with pytest.raises(DataError, match="images: pictures, but the extractor takes windows"):
         pictures.fit(noise(8, 8)[None], sequence)
 
 

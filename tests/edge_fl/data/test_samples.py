@@ -22,7 +22,11 @@ def test_taking_keeps_images_and_labels_together() -> None:
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (np.zeros((2, 1, 2, 2), np.float32), np.zeros(2, np.int64), "float32"),
+        (
+            np.zeros((2, 1, 2, 2), np.float32),
+            np.zeros(2, np.int64),
+            r"float32 \[2, 1, 2, 2\], expected uint8",
+        ),
         (np.zeros((2, 2, 2), np.uint8), np.zeros(2, np.int64), r"expected uint8 \[N, C, H, W\]"),
         (np.zeros((2, 1, 2, 2), np.uint8), np.zeros(3, np.int64), r"expected int64 \[2\]"),
         (np.zeros((2, 1, 2, 2), np.uint8), np.array([0, -1]), "label -1 at index 1"),

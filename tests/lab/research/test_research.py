@@ -155,7 +155,7 @@ def test_a_comparison_has_rows_of_every_method_seed_and_client(tmp_path: Path) -
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "flat images": ({"images": IMAGES[:, 0]}, r"images of shape \[120, 8\], expected \[N, H, W\]"),
     "pixels": ({"images": IMAGES * 2.0}, r"float64 images range over .*, expected 0\.\.1"),
-    "labels": ({"labels": LABELS[1:]}, "120 images but 119 labels, expected one label per image"),
+    "labels": ({"labels": LABELS[1:]}, "120 pictures but 119 labels, expected one label per picture"),
     "no labels": ({"labels": None}, "images without labels, expected both"),
     "float labels": ({"labels": LABELS / 2}, r"labels are float64 \[120\], expected whole numbers"),
     "ragged": ({"images": [[1, 2], [3]], "labels": [0, 1]}, "expected images of one shape"),
