@@ -228,9 +228,9 @@ def single(y: Labels, groups: Groups) -> Labels:
     )
 
 
-def few(samples: int, count: int, words: str = "pictures") -> str:
-    """Return a remark if `count` groups are few and most samples are not alone; "" if not. words: what samples are called."""
-    if not 0 < count < FEW or 2 * count > samples:
+def few(pictures: int, count: int) -> str:
+    """Return a remark if `count` groups are few and most pictures are not alone; "" if not."""
+    if not 0 < count < FEW or 2 * count > pictures:
         return ""
     scenes = "1 scene" if count == 1 else f"{count} scenes"
-    return f"{samples} {words} come from {scenes}: the accuracy is an estimate from few scenes"
+    return f"{pictures} pictures come from {scenes}: the accuracy is an estimate from few scenes"
