@@ -26,6 +26,7 @@ from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import raw, text
 from edge_fl.files.shared import make_folder, open_private
+from edge_fl.inputs import Kind
 from edge_fl.modalities import kind_of
 from edge_fl.modalities.limits import FULL_BITS
 from edge_fl_devices.config import POOL
@@ -85,13 +86,17 @@ class FeatureRows:
             rows = self._index.get(key)
             return None if rows is None else read(self.path, self._dim, rows)
 
-    def add(self, key: bytes, z: Features, thumbnails: Thumbnails, origin: Origin) -> None:
-        """Append the features z [n, d] of a file, its thumbnails [n, SIDE²] and its origin. Raises ArtefactError for a full disk."""
+    def add(
+        self, key: bytes, z: Features, thumbnails: Thumbnails | None = None, origin: Origin | None = None
+    ) -> None:
+        """Append the features z [n, d] of a file; of a picture its thumbnails [n, SIDE²] and its origin. Raises ArtefactError for a full disk."""
         record = np.zeros(len(z), _record(self._dim))
-        record["key"], record["z"], record["thumbnail"] = np.void(key), z, thumbnails
-        record["left"] = np.arange(len(z))[::-1]
-        record["seconds"], record["certain"], record["side"] = origin.seconds, origin.certain, origin.side
-        record["recording"] = np.void(_digest(raw(origin.recording)) if origin.recording else NO_RECORDING)
+        record["key"], record["z"], record["left"] = np.void(key), z, np.arange(len(z))[::-1]
+        if thumbnails is not None and origin:
+            record["thumbnail"], record["side"] = thumbnails, origin.side
+            record["seconds"], record["certain"] = origin.seconds, origin.certain
+            film = _digest(raw(origin.recording)) if origin.recording else NO_RECORDING
+            record["recording"] = np.void(film)
         with reporting(text(self.path)), self.path.open("ab") as file:
             end = file.tell()
             try:
@@ -143,15 +148,19 @@ def of_pool(folder: Path, extractor: str, dim: int, bits: int = 0) -> Features:
     return z[:found]
 
 
-def read_groups(path: Path, dim: int, rows: Rows) -> Groups:
-    """Read which samples of these rows belong together, those of one file among them: groups [n], empty if all are alone."""
-    facts, records = [], _mapped(path, dim)[rows]
-    for each in records:
+def read_groups(path: Path, dim: int, rows: Rows, kind: Kind = "picture") -> Groups:
+    """Read which samples of these rows belong together: groups [n], empty if all are alone."""
+    facts = []
+    for each in _mapped(path, dim)[rows]:
+        file = each["key"].tobytes()
+        if kind != "picture":
+            facts.append(SampleFacts(file=file))
+            continue
         recording = each["recording"].tobytes()
         name = recording.hex() if recording != NO_RECORDING else ""
         origin = Origin(float(each["seconds"]), bool(each["certain"]), name, int(each["side"]))
-        facts.append(SampleFacts(thumbnail=each["thumbnail"].tobytes(), origin=origin))
-    return groups_of(facts, given=np.unique(records["key"], return_inverse=True)[1])
+        facts.append(SampleFacts(thumbnail=each["thumbnail"].tobytes(), origin=origin, file=file))
+    return groups_of(facts, kind=kind)
 
 
 def file_key(path: Path) -> bytes:

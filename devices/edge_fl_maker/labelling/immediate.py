@@ -30,6 +30,7 @@ from edge_fl.heads import Cosine, HeadPlan, Logistic, Nearest
 from edge_fl.heads.auto import AUTO
 from edge_fl.heads.head import Array
 from edge_fl.heads.linear import direction
+from edge_fl.inputs import Kind
 from edge_fl.seeds import generator
 from edge_fl_devices.child import decode, encode, serve
 from edge_fl_devices.features import feature_rows
@@ -117,6 +118,7 @@ class Grouping(Struct, frozen=True, tag="group"):
     file: str
     dim: int
     rows: Array
+    kind: Kind
 
 
 class Ordering(Struct, frozen=True, tag="order"):
@@ -193,8 +195,8 @@ def _respond(payload: bytes) -> bytes:
     match decode(payload, ImmediateFit | Grouping | Ordering):  # type: ignore[arg-type]
         case ImmediateFit() as request:
             return encode(fit(request))
-        case Grouping(file, dim, rows):
-            return encode(feature_rows.read_groups(Path(file), dim, rows))
+        case Grouping(file, dim, rows, kind):
+            return encode(feature_rows.read_groups(Path(file), dim, rows, kind))
         case request:
             return encode(order(request))
 

@@ -34,7 +34,7 @@ from edge_fl.files.paths import text
 from edge_fl.heads import Head
 from edge_fl.heads.auto import Choice
 from edge_fl.inputs import InputSpec, Kind
-from edge_fl.modalities import ABOUT, UnusableFileError, kind_of, pictures
+from edge_fl.modalities import ABOUT, UnusableFileError, kind_of
 from edge_fl.release.manifests import Manifest
 from edge_fl_devices.child import KILLS, Children, decode, encode
 from edge_fl_devices.config import DeviceConfig
@@ -350,20 +350,22 @@ class Learner:
         if self._marker.is_fatal(path):
             self._unusable[key] = f"{_short(path)} ({FATAL})"
             return
-        input = release.manifest.input
-        modality = modalities.of(input.kind)
+        input, comes_from, thumbnails = release.manifest.input, None, None
         try:
             with self._lock, self._marker.of(path):
-                x = modality.read(path, input, bits=release.bits).samples
+                x = modalities.of(input.kind).read(path, input, bits=release.bits).samples
                 z = release.extractor.features(x)
-                taken = origin(path, pictures.header(path))
+                if input.kind == "picture":
+                    from edge_fl.modalities import pictures
+
+                    comes_from, thumbnails = origin(path, pictures.header(path)), pictures.thumbnails(x)
         except UnusableFileError as error:
             if path.exists():  # not moved at this moment
                 self._unusable[key] = f"{_short(path)} ({error.words})"
         except FileNotFoundError:
             return
         else:
-            release.rows.add(key, z, modality.thumbnails(x), taken)
+            release.rows.add(key, z, thumbnails, comes_from)
 
     def _learn(self, y: dict[bytes, int], unlabelled: Files, release: _Release) -> None:
         """Fit an immediate head, unless the head that predicts is fitted on these labels."""
@@ -452,8 +454,8 @@ class Learner:
         """Return which labelled samples belong together, computed again when other files are labelled."""
         state = (keys, release.rows)
         if state != self._grouped[0]:
-            dim = release.manifest.feature_dim
-            request = Grouping(os.fspath(release.rows.path), dim, release.rows.rows(keys))
+            dim, kind = release.manifest.feature_dim, release.manifest.input.kind
+            request = Grouping(os.fspath(release.rows.path), dim, release.rows.rows(keys), kind)
             self._grouped = state, decode(self._ask(request, state), np.ndarray)
         return self._grouped[1]
 
