@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -46,6 +47,7 @@ def register(app: App) -> None:
     device = app.group("device")
     device.add(serve, "edge-fl device serve --port 8000")
     device.add(watch, "edge-fl device watch --camera 0 --interval 1")
+    device.add(capture, "edge-fl device capture --stream mqtt://127.0.0.1/sensors/wrist")
     device.add(export, "edge-fl device export model.onnx")
     device.add(label, "edge-fl device label on")
     device.add(share, "edge-fl device share")
@@ -103,8 +105,16 @@ def serve(
 
 def watch(
     camera: Annotated[
-        str, option("--camera CAMERA", "Number of a camera, an rtsp:// or http:// address, or a video file.")
-    ] = "0",
+        str | None,
+        option("--camera CAMERA", "Number of a camera, an rtsp:// or http:// address, or a video file [0]."),
+    ] = None,
+    stream: Annotated[
+        str | None,
+        option(
+            "--stream SOURCE",
+            "In place of a camera: mqtt://HOST/TOPIC, alsa:DEVICE or python:module:function.",
+        ),
+    ] = None,
     folder: FolderOrThatOfSettings = None,
     interval: Annotated[
         float, option("--interval SECONDS", "Shortest time between predictions, in seconds.", min=0)
@@ -112,6 +122,16 @@ def watch(
     limit: Annotated[
         int | None, option("--limit N", "Number of predictions after which it ends [until Ctrl-C].", min=1)
     ] = None,
+    consensus: Annotated[
+        str | None,
+        option(
+            "--consensus K/N",
+            "Report a state once K of the last N predictions agree on it [each prediction].",
+        ),
+    ] = None,
+    lasting: Annotated[
+        float, option("--for SECONDS", "With --consensus: and have agreed for as long.", min=0)
+    ] = 0.0,
     publish: Annotated[
         bool, option("--publish", "Also publish over MQTT, with Home Assistant discovery.")
     ] = False,
@@ -121,16 +141,21 @@ def watch(
     answers: PredictionOptions,
     connection: ConnectionOptions,
 ) -> None:
-    """Predict the newest frame of a camera, again and again: one JSON object per line."""
+    """Predict the newest frame of a camera, or the windows of a stream, again and again: one JSON object per line."""
     from contextlib import ExitStack, nullcontext
 
     import msgspec
 
     from edge_fl_devices import config as settings
     from edge_fl_maker.capture.camera import Camera
+    from edge_fl_maker.capture.streams import Stream
+    from edge_fl_maker.consensus import Consensus
     from edge_fl_maker.current_model import CurrentModel
     from edge_fl_maker.watch import watch as predictions
 
+    if (camera and stream) or (lasting and not consensus):
+        raise InputError("expected --camera or --stream, and --for only with --consensus")
+    agreed = Consensus.parsed(consensus, lasting) if consensus else None
     if folder is None:
         folder = Path(settings.from_options(config, {}).folder) if config else DEVICE_FOLDER
     with nullcontext() if limit else signals.serving(print_status), ExitStack() as stack:
@@ -141,12 +166,40 @@ def watch(
             from edge_fl_maker import home_assistant
 
             publisher = stack.enter_context(home_assistant.connected(config, id, connection.given()))
-        frames = stack.enter_context(Camera(camera))
-        for found in predictions(model, frames, interval_s=interval, count=limit or 0):
+        source = Stream(stream, model.current().manifest.input) if stream else Camera(camera or "0")
+        stack.enter_context(source)
+        for found in predictions(model, source, interval_s=interval, count=limit or 0, consensus=agreed):
             sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
             sys.stdout.flush()
             if publisher:
                 publisher.publish(found)
+
+
+def capture(
+    stream: Annotated[
+        str, option("--stream SOURCE", "mqtt://HOST/TOPIC, alsa:DEVICE or python:module:function.")
+    ],
+    folder: ExistingFolder = DEVICE_FOLDER,
+) -> None:
+    """Record a stream for the label page until Ctrl-C, as 'device serve' does with a [capture] source."""
+    from msgspec.structs import replace
+
+    from edge_fl_devices.config import POOL
+    from edge_fl_devices.storage.slots import Slots
+    from edge_fl_maker.capture.capture import Capture
+    from edge_fl_maker.capture.pools import Pool
+
+    settings, installed = _settings(folder), Slots(folder / "release").current()
+    source = replace(settings.capture, source=stream)
+    pool = Pool(folder / POOL, source)
+    pool.input = installed.manifest.input if installed else None
+    running = Capture(source, pool, settings.budget)
+    with signals.serving(print_status):
+        running.start()
+        try:
+            threading.Event().wait()
+        finally:
+            running.stop()
 
 
 def label(

@@ -106,7 +106,7 @@ def read(
     parts = _parts(t, measured, input.rate, remarks)
     values = sum(len(x) * (t[part][-1] - t[part][0]) * input.rate for part in parts)
     columns.require_memory(path, 16 * values * max(1, input.window / input.hop), limits)
-    pieces = [piece for part in parts for piece in _at_rate(t[part], x[:, part], measured, input.rate)]
+    pieces = [piece for part in parts for piece in at_rate(t[part], x[:, part], measured, input.rate)]
     found = [windows(piece.astype(np.float32), input) for piece in pieces]
     if not sum(map(len, found)):
         longest = max((piece.shape[1] for piece in pieces), default=0)
@@ -324,7 +324,7 @@ def _parts(t: Numbers, measured: float, rate: float, remarks: list[str]) -> list
     return [slice(start, stop) for start, stop in pairwise(edges) if stop > start]
 
 
-def _at_rate(t: Numbers, x: Numbers, measured: float, rate: float) -> Iterator[Numbers]:
+def at_rate(t: Numbers, x: Numbers, measured: float, rate: float) -> Iterator[Numbers]:
     """Yield the values [C, n] of rows x [C, m] at times t, at a rate in Hz, in pieces without gaps of a channel."""
     even = len(t) < 2 or np.diff(t).max() <= 1.5 / measured
     if even and abs(measured / rate - 1) <= TOLERANCE and np.isfinite(x).all():

@@ -1,11 +1,12 @@
-"""The pool of pictures without labels in a device's folder; several processes may change it at once.
+"""The pool of files without labels in a device's folder; several processes may change it at once.
 
-    FOLDER/unlabelled/NAME.jpg, .png    the pictures; NAME is a hash of the file
-    FOLDER/unlabelled/index.jsonl       one line per picture ever added, up to REMEMBERED, so that pictures that were labelled, discarded or
-                                        dropped do not return
+    FOLDER/unlabelled/NAME.jpg, .wav, ...   the files; NAME is a hash of the file
+    FOLDER/unlabelled/index.jsonl           one line per file ever added, up to REMEMBERED, so that files that were labelled, discarded or
+                                            dropped do not return
 
-A full pool drops the least informative pictures, a share of SLACK at a time. Near duplicates are found by a difference hash: whether
-brightness rises from left to right, in each cell of a coarse grid. (The package ImageHash depends on SciPy and PyWavelets.)
+A full pool drops the least informative files, a share of SLACK at a time. Near duplicates of pictures are found by a difference hash: whether
+brightness rises from left to right, in each cell of a coarse grid. (The package ImageHash depends on SciPy and PyWavelets.) The noise of a
+sensor makes two recordings of one scene differ, so only copies of a recording are duplicates.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from edge_fl import modalities
 from edge_fl.errors import ArtefactError, DataError
 from edge_fl.failures import Failure
 from edge_fl.files import atomic
 from edge_fl.files.disk import locked, reporting, require_space
 from edge_fl.files.paths import is_utf8, text
 from edge_fl.files.shared import make_folder, open_private
-from edge_fl.inputs import InputSpec
+from edge_fl.inputs import InputSpec, Kind
 from edge_fl.modalities import UnusableFileError, pictures
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.config import MB, CaptureConfig
@@ -42,7 +44,16 @@ SIDE = 8
 MAX_DIFFERENT_BITS = 1
 GRID = InputSpec((1, SIDE, SIDE + 1), resize="stretch")
 INDEX = "index.jsonl"
-STARTS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG\r\n": ".png"}
+STARTS = {
+    b"\xff\xd8\xff": ".jpg",
+    b"\x89PNG\r\n": ".png",
+    b"RIFF": ".wav",
+    b"fLaC": ".flac",
+    b"PK\3\4": ".npz",
+    b"PAR1": ".parquet",
+    b"": ".csv",
+}
+"""Suffixes of stored files by how these begin."""
 REMEMBERED = 5000
 SLACK = 0.05
 SPARE_BYTES = 64 * MB
@@ -51,11 +62,9 @@ JPEG_QUALITY = 90
 TICK_NS = 100_000_000
 """Changes of a folder within this time of each other may have the same time."""
 
-Why = Literal[
-    "", "not a picture", "duplicate", "too soon", "too large", "paused", "disk full", "not writable"
-]
+Why = Literal["", "unusable", "duplicate", "too soon", "too large", "paused", "disk full", "not writable"]
 Order = Callable[[Sequence[str]], Sequence[str]]
-"""Sorts names of pictures, the most informative first."""
+"""Sorts names of files, the most informative first."""
 
 
 def difference_hash(picture: bytes) -> str:
@@ -91,11 +100,13 @@ class PoolEntry(Struct, frozen=True):
 
 
 class Pool:
-    """Pictures in `folder`, within the limits of `config`.
+    """Files in `folder`, within the limits of `config`, for a release that takes `input`; pictures before the first release.
 
-    `order` decides what a full pool drops: its last pictures. By default it sorts by name, which is random: an even sample of all
-    pictures that were ever added.
+    `order` decides what a full pool drops: its last files. By default it sorts by name, which is random: an even sample of all
+    files that were ever added.
     """
+
+    input: InputSpec | None = None
 
     def __init__(
         self,
@@ -108,16 +119,24 @@ class Pool:
         self._config, self._clock = config, clock
         self._listing, self._lines = _Listing(), _Lines()
 
-    def add(self, picture: bytes, source: str) -> Added:
-        """Add a picture file unless it is a near duplicate of an earlier one, or comes too soon after the last one of its source.
+    def add(self, content: bytes, source: str, kind: Kind | None = None) -> Added:
+        """Add a file unless it is a near duplicate of an earlier one, or comes too soon after the last one of its source.
 
-        Formats other than JPEG and PNG are converted to JPEG, grey ones of 16 bits to PNG. On a full disk the pool stays as it is.
+        kind: of its samples; by default those that the release takes. Pictures in other formats than JPEG and PNG are converted to JPEG,
+        grey ones of 16 bits to PNG. On a full disk the pool stays as it is.
         """
+        input = self.input
+        kind = kind or (input.kind if input else "picture")
         try:
-            hash = difference_hash(picture)
-            content, suffix = _storable(picture)
+            if kind == "picture":
+                hash = difference_hash(content)
+                content, suffix = _storable(content)
+            else:
+                modalities.of(kind).read(BytesIO(content), input if input and input.kind == kind else None)
+                hash = hashlib.blake2b(content, digest_size=8).hexdigest()
+                suffix = next(suffix for start, suffix in STARTS.items() if content.startswith(start))
         except UnusableFileError as error:
-            return Added("", "not a picture", error.words)
+            return Added("", "unusable", error.words)
         if len(content) > self._config.max_bytes:
             return Added("", "too large", f"{len(content) / MB:.1f} MB, at most {self._config.max_mb:g}")
         name = hashlib.sha256(content).hexdigest()[:16] + suffix
@@ -136,7 +155,7 @@ class Pool:
         """Return the file of a picture. Raises DataError if it is not in the pool."""
         path = self.folder / name
         if not _is_name(name) or path.is_symlink() or not path.is_file():
-            raise DataError(f"{name}: not among the pictures without labels; it was labelled or dropped")
+            raise DataError(f"{name}: not among the files without labels; it was labelled or dropped")
         return path
 
     def remove(self, name: str) -> None:
@@ -327,7 +346,7 @@ def jpeg(pixels: NDArray[np.uint8]) -> bytes:
 
 def _storable(picture: bytes) -> tuple[bytes, str]:
     """Return the content and suffix of the file to store. Raises UnusableFileError."""
-    for start, suffix in STARTS.items():
+    for start, suffix in [*STARTS.items()][:2]:
         if picture.startswith(start):
             return picture, suffix
     bits, colour = pictures.bits_used(BytesIO(picture))

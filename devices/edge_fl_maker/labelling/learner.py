@@ -273,6 +273,7 @@ class Learner:
         else:
             manifest = found[0].manifest
             self._settle(manifest)
+            self._pool.input = manifest.input
             bits = self._bits(tuple(manifest.classes))
             if before and before.extractor is found[1] and before.bits == bits:
                 rows = before.rows

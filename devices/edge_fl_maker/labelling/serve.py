@@ -62,7 +62,7 @@ SVG = {"Content-Security-Policy": "default-src 'none'; img-src data:; style-src 
 STATUS: dict[Why, HTTPStatus] = {
     "": HTTPStatus.CREATED,
     "duplicate": HTTPStatus.OK,
-    "not a picture": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "unusable": HTTPStatus.UNPROCESSABLE_ENTITY,
     "too soon": HTTPStatus.TOO_MANY_REQUESTS,
     "too large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     "paused": HTTPStatus.SERVICE_UNAVAILABLE,

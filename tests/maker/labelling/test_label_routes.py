@@ -137,7 +137,7 @@ def test_a_frame_is_added_once(tmp_path: Path) -> None:
         status, added, _ = site.request("POST", "/frame", picture)
         assert (status, added["why"]) == (200, "duplicate")
         status, added, _ = site.request("POST", "/frame", b"no picture")
-        assert (status, added["why"]) == (422, "not a picture")
+        assert (status, added["why"]) == (422, "unusable")
         status, added, headers = site.request("POST", "/frame?source=door", fruit(1, 6))
         assert (status, added["why"]) == (429, "too soon")
         assert 0 < int(headers["Retry-After"]) == added["retry_s"] <= 10

@@ -70,7 +70,7 @@ def test_a_link_among_the_pictures_of_the_pool_shows_nothing(pool: Pool, tmp_pat
     (tmp_path / "secret").write_text("not a picture")
     (pool.folder / "link.jpg").symlink_to(tmp_path / "secret")
     assert "link.jpg" not in pool.names() and len(pool.names()) == 3
-    with pytest.raises(DataError, match="not among the pictures"):
+    with pytest.raises(DataError, match="not among the files"):
         pool.path("link.jpg")
 
 
@@ -94,7 +94,7 @@ def test_a_picture_that_was_labelled_or_deleted_meanwhile_is_refused(moves: Move
     moves.label(first, "apple")
     pool.remove(second)
     for name in (first, second, "../pi/lock", "nothing.png"):
-        with pytest.raises(DataError, match="not among the pictures without labels"):
+        with pytest.raises(DataError, match="not among the files without labels"):
             moves.label(name, "banana")
     assert {path.name for path in moves.data.iterdir()} == {"apple"}
 
