@@ -89,7 +89,7 @@ class FeatureRows:
     def add(
         self, key: bytes, z: Features, thumbnails: Thumbnails | None = None, origin: Origin | None = None
     ) -> None:
-        """Append the features z [n, d] of a file; of a picture its thumbnails [n, SIDE²] and origin. Raises ArtefactError for a full disk."""
+        """Append features z [n, d] of a file, of a picture its thumbnails [n, SIDE²] and origin. Raises ArtefactError for a full disk."""
         record = np.zeros(len(z), _record(self._dim))
         record["key"], record["z"], record["left"] = np.void(key), z, np.arange(len(z))[::-1]
         if thumbnails is not None and origin:
