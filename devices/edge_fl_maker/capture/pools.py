@@ -36,7 +36,7 @@ from edge_fl.files.disk import locked, reporting, require_space
 from edge_fl.files.paths import is_utf8, text
 from edge_fl.files.shared import make_folder, open_private
 from edge_fl.inputs import InputSpec, Kind
-from edge_fl.modalities import UnusableFileError, pictures
+from edge_fl.modalities import ABOUT, UnusableFileError, pictures
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.config import MB, CaptureConfig
 
@@ -54,6 +54,7 @@ STARTS = {
     b"": ".csv",
 }
 """Suffixes of stored files by how these begin."""
+SUFFIXES = frozenset(STARTS.values())
 REMEMBERED = 5000
 SLACK = 0.05
 SPARE_BYTES = 64 * MB
@@ -148,8 +149,9 @@ class Pool:
             return Added("", "disk full" if error.why == Failure.ENOSPC else "not writable", error.message)
 
     def names(self) -> list[str]:
-        """Return the names of all pictures, sorted."""
-        return sorted(self._sizes())
+        """Return the names of all files of the kind that the release takes, sorted."""
+        suffixes = ABOUT[self.input.kind].suffixes if self.input else SUFFIXES
+        return sorted(name for name in self._sizes() if Path(name).suffix in suffixes)
 
     def path(self, name: str) -> Path:
         """Return the file of a picture. Raises DataError if it is not in the pool."""
@@ -358,12 +360,7 @@ def _storable(picture: bytes) -> tuple[bytes, str]:
 
 def _is_name(name: str) -> bool:
     """Whether this can be a picture of the pool; a page could not name one that is no text."""
-    return (
-        Path(name).suffix in STARTS.values()
-        and not name.startswith(".")
-        and "/" not in name
-        and is_utf8(name)
-    )
+    return Path(name).suffix in SUFFIXES and not name.startswith(".") and "/" not in name and is_utf8(name)
 
 
 def _entry(line: bytes) -> PoolEntry | None:

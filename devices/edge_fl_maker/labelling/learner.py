@@ -33,8 +33,8 @@ from edge_fl.files.folder import is_system
 from edge_fl.files.paths import text
 from edge_fl.heads import Head
 from edge_fl.heads.auto import Choice
-from edge_fl.inputs import InputSpec, Kind
-from edge_fl.modalities import ABOUT, UnusableFileError, kind_of
+from edge_fl.inputs import Kind
+from edge_fl.modalities import ABOUT, UnusableFileError, kind_of_most
 from edge_fl.release.manifests import Manifest
 from edge_fl_devices.child import KILLS, Children, decode, encode
 from edge_fl_devices.config import DeviceConfig
@@ -42,6 +42,7 @@ from edge_fl_devices.data import first_guesses, load, sources
 from edge_fl_devices.data.decoding_marker import FATAL, DecodingMarker
 from edge_fl_devices.data.file_index import origin
 from edge_fl_devices.data.first_guesses import FirstGuesses
+from edge_fl_devices.data.sources import LabelledFolder
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.features.extractor import Extractor
 from edge_fl_devices.features.feature_rows import MOST_UNLABELLED, FeatureRows, file_key
@@ -148,17 +149,11 @@ class Learner:
         self._changed.set()
 
     @property
-    def input(self) -> InputSpec | None:
-        """The input of the release's extractor; None without a release."""
-        release = self._release
-        return release.manifest.input if release else None
-
-    @property
     def kind(self) -> Kind:
         """What the files hold: what the release takes, before the first one what the pool has."""
-        if input := self.input:
+        if input := self._pool.input:
             return input.kind
-        return next(filter(None, map(kind_of, map(Path, self._pool.names()))), "picture")
+        return kind_of_most(map(Path, self._pool.names())) or "picture"
 
     def count(self) -> None:
         """Count the files of every class, those included that no release names: `counts`."""
@@ -216,12 +211,12 @@ class Learner:
         if (kind := self.kind) == "picture":
             return None
         with self._lock:
-            return previews.of(path, file_key(path), kind, self.input)
+            return previews.of(path, file_key(path), kind, self._pool.input)
 
     def sound(self, path: Path) -> bytes:
         """Return an audio recording as it is learned from, as a WAV file. Raises UnusableFileError."""
         with self._lock:
-            return previews.sound(path, self.input)
+            return previews.sound(path, self._pool.input)
 
     def is_ranked(self, name: str) -> bool:
         """Whether the place of a file in `order` says how informative it is."""
@@ -272,9 +267,9 @@ class Learner:
             self._show(classes=(), release=0)
         else:
             manifest = found[0].manifest
-            self._settle(manifest)
             self._pool.input = manifest.input
-            bits = self._bits(tuple(manifest.classes))
+            self._settle(manifest)
+            bits = self._bits(manifest)
             if before and before.extractor is found[1] and before.bits == bits:
                 rows = before.rows
             else:
@@ -285,13 +280,14 @@ class Learner:
         self.count()
         return self._release
 
-    def _bits(self, classes: tuple[str, ...]) -> int:
+    def _bits(self, manifest: Manifest) -> int:
         """How many bits 16-bit pictures use: those that the head was fitted on, else those of the settings or of a sample."""
         predictor = self.predictor()
         if predictor and predictor.bits:
             return predictor.bits
         if self._sampled is None or self._sampled[0] is not predictor:
-            depth = sources.depth_of(self._files(classes), self._spec(classes), self._marker)
+            found = replace(self._scan(manifest), files=[(path, 0) for path in self._files(manifest)])
+            depth = sources.depth_of(found, self._spec(manifest), self._marker)
             self._sampled = predictor, depth.bits
         return self._sampled[1]
 
@@ -300,30 +296,32 @@ class Learner:
         if self._marker.suspect:
             read = modalities.of(manifest.input.kind).read
             with self._lock:
-                self._marker.settle(
-                    self._files(tuple(manifest.classes)), lambda path: read(path, manifest.input)
-                )
+                self._marker.settle(self._files(manifest), lambda path: read(path, manifest.input))
 
-    def _files(self, classes: tuple[str, ...]) -> list[Path]:
+    def _files(self, manifest: Manifest) -> list[Path]:
         """List the labelled files and those of the pool."""
-        spec = self._spec(classes)
-        labelled = sources.scan(os.fspath(self._data), spec).files if self._data.is_dir() else []
-        return [*(path for path, _ in labelled), *(self._pool.folder / name for name in self._pool.names())]
+        labelled = (path for path, _ in self._scan(manifest).files)
+        return [*labelled, *(self._pool.folder / name for name in self._pool.names())]
 
-    def _spec(self, classes: tuple[str, ...]) -> DataSpec:
-        return load.with_settings(DataSpec(classes), self._config)
+    def _scan(self, manifest: Manifest) -> LabelledFolder:
+        """List the labelled files; none before the first label."""
+        spec = self._spec(manifest)
+        if self._data.is_dir():
+            return sources.scan(os.fspath(self._data), spec)
+        return LabelledFolder(self._data, spec.classes, manifest.input.kind)
+
+    def _spec(self, manifest: Manifest) -> DataSpec:
+        return load.with_settings(DataSpec(tuple(manifest.classes), manifest.input), self._config)
 
     def _labelled(self, release: _Release) -> tuple[Files, dict[bytes, int]]:
         """List the files that a head is fitted on: those without features, and the class ids of all."""
         files: Files = {}
         y: dict[bytes, int] = {}
-        if self._data.is_dir():
-            spec = self._spec(tuple(release.manifest.classes))
-            for path, label in sources.scan(os.fspath(self._data), spec).files:
-                with suppress(FileNotFoundError):  # moved at this moment
-                    y[key := file_key(path)] = label
-                    if key not in release.rows:
-                        files[key] = path
+        for path, label in self._scan(release.manifest).files:
+            with suppress(FileNotFoundError):  # moved at this moment
+                y[key := file_key(path)] = label
+                if key not in release.rows:
+                    files[key] = path
         return files, y
 
     def _unlabelled(self) -> Files:

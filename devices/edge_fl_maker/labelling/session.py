@@ -219,7 +219,7 @@ class LabelSession:
         """Return what a client sees: its next file, and the progress."""
         progress, predictor = self.learner.progress, self.learner.predictor()
         kind = self.learner.kind
-        order = self._mixed(self.learner.order(self.pool.names()))
+        order = self._mixed(self.learner.order([] if kind == "table" else self.pool.names()))
         offered = self._offer(client, order)
         calibration = predictor.calibration if predictor else None
         measured = len(calibration.right) if calibration else 0
