@@ -164,7 +164,7 @@ class Failure(StrEnum):
     WORSE = states(
         "worse",
         "release",
-        "the new model is worse on held-out images",
+        "the new model is worse on held-out samples",
         "the old one continues to serve",
         final=True,
     )
@@ -186,14 +186,14 @@ class Failure(StrEnum):
     NO_DATA = states(
         "no_data",
         "computation",
-        "fewer than two usable images, or none of the release's classes",
-        "put pictures into one folder per class, named exactly as the class",
+        "fewer than two usable samples, none of the release's classes, or samples of another kind than the release takes",
+        "put files of that kind into one folder per class, named exactly as the class",
         final=True,
     )
     NO_LABELS = states(
         "no_labels",
         "computation",
-        "no labelled pictures yet, or only one, and the release has no fleet's head: nothing is served",
+        "no labelled samples yet, or only one, and the release has no fleet's head: nothing is served",
         "label some, on the label page or in one folder per class",
         final=True,
         calm=True,
@@ -201,14 +201,14 @@ class Failure(StrEnum):
     OUT_OF_MEMORY = states(
         "out_of_memory",
         "computation",
-        "counting or reading the images ran out of memory",
-        "use fewer or smaller pictures, or set keep",
+        "counting or reading the samples ran out of memory",
+        "use fewer or smaller files, or set keep",
     )
     KILLED = states(
         "killed",
         "computation",
         "a child process was ended by a signal",
-        "it is tried again a few times, then with new pictures, another release or after a restart. SIGILL is an instruction that"
+        "it is tried again a few times, then with new samples, another release or after a restart. SIGILL is an instruction that"
         " the processor lacks, SIGSEGV or SIGBUS mostly bad memory or a bad card; edge-fl device doctor names the package",
     )
     BUDGET_EXHAUSTED = states(
@@ -232,7 +232,7 @@ class Failure(StrEnum):
     DRIFT = states(
         "drift",
         "computation",
-        "the images differ from those that the head was fitted on",
+        "the samples differ from those that the head was fitted on",
         "label some of the new ones",
     )
     UNSUPPORTED_PROTO = states(
@@ -300,7 +300,7 @@ class Failure(StrEnum):
         "restored",
         "secure sum",
         "the device has sent more than its folder knows, which came from a backup",
-        "it takes part again with new pictures",
+        "it takes part again with new samples",
     )
     NOTHING = states("nothing", "secure sum", "it has nothing to add")
     LOST = states("lost", "secure sum", "its connection broke")
@@ -343,7 +343,7 @@ class Failure(StrEnum):
     NORM = "norm", Rejection("its update is much larger than allowed")
     BUFFERS = "buffers", Rejection("its update contains impossible batch statistics")
     OUTLIER = "outlier", Rejection("its update differs too much from those of the other devices")
-    STATISTICS = "statistics", Rejection("its class statistics are of no possible pictures")
+    STATISTICS = "statistics", Rejection("its class statistics are of no possible samples")
     FLOODING = "flooding", Rejection("it sends more messages than the rate limit allows")
     MALFORMED = "malformed", Rejection("its message cannot be read", counts=False)
     OUTDATED = (

@@ -1,7 +1,7 @@
 """Child processes for heavy computations, so that the agent stays small: a request as bytes in, a response or an error out.
 
 `python -m MODULE` runs the child, which calls `serve`; `Child` is the parent's end, `Children` a pool of them. A child's memory
-(scikit-learn, onnxruntime, images) is freed when it ends, and its death is only an error for the parent, named by its signal. The code
+(scikit-learn, onnxruntime, samples) is freed when it ends, and its death is only an error for the parent, named by its signal. The code
 that responds reports its progress with `progress`; a deadline of a request is a time without any.
 """
 
@@ -189,7 +189,7 @@ class Children:
     def start(self) -> None:
         """Start a child ahead of its first request, so that its imports are loaded by then; it ends if unused for AHEAD_S.
 
-        Not while one is at work, as the one that counts the pictures: two are too many for the memory of a small board.
+        Not while one is at work, as the one that counts the samples: two are too many for the memory of a small board.
         """
         if self._working:
             return

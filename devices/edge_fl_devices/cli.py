@@ -118,7 +118,7 @@ def _run(settings: RemoteSettings, children: Children) -> int:
 
 def predict(
     source: Annotated[
-        str, argument("PICTURES", "A picture, a folder of pictures, an .npz, or - for a picture on stdin.")
+        str, argument("FILES", "A picture or recording, a folder of them, an .npz, or - for a file on stdin.")
     ],
     folder: ExistingFolder = DEVICE_FOLDER,
     *,
@@ -128,7 +128,7 @@ def predict(
         option("--format table|json|csv", "Output format: table for reading, JSON or CSV for scripts."),
     ] = PredictionFormat.TABLE,
 ) -> None:
-    """Predict with the extractor and personal head of this device; needs no broker. Exit code 1 if pictures were skipped."""
+    """Predict with the extractor and personal head of this device; needs no broker. Exit code 1 if files were skipped."""
     from edge_fl_devices.serving.predict import MAX_FILE_BYTES, Predictor
 
     skipped: list[str] = []
@@ -147,7 +147,7 @@ def predict(
         sys.stdout.flush()
         raise RunError(
             f"{len(skipped)} skipped: {shortened(skipped, MAX_NAMED)}",
-            consequence="all other pictures were predicted",
+            consequence="all other files were predicted",
         )
 
 
@@ -158,7 +158,7 @@ def _with_progress(reading: Iterator[Prediction]) -> Iterator[Prediction]:
         yield each
         if time.monotonic() - said_s >= PROGRESS_S:
             said_s = time.monotonic()
-            print_status(f"{number:,} pictures predicted so far")
+            print_status(f"{number:,} samples predicted so far")
 
 
 def doctor(device: DeviceOptions, format: FormatOption = Format.TABLE) -> None:

@@ -20,6 +20,7 @@ from edge_fl.fleet.remote_settings import BrokerAddress, SharedSettings
 from edge_fl.heads import auto
 from edge_fl.secure.floors import SumFloors
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
+from edge_fl_devices.data.location import is_file
 from edge_fl_devices.storage import read_json
 
 MB = 2**20
@@ -94,15 +95,15 @@ class DeviceConfig(SharedSettings, frozen=True, forbid_unknown_fields=True):
     with the device. With `uploads` off a head-only device sends metrics only: neither the head updates (class means, ...) of a method nor
     class statistics.
     `head` "auto" selects the kind with the best validation accuracy within `head_budget_s`. `balanced` weights all classes equally. With
-    `guard` a new model that is worse on held-out images does not replace the served one.
+    `guard` a new model that is worse on held-out samples does not replace the served one.
     `classes` limits data and predictions to these classes (empty: all; "own": predictions to those with own labels), `keep` the data to
-    this many images (0: all), selected by `policy`. Every `watch_s` seconds the device looks for new images (0: never); while they keep
+    this many samples (0: all), selected by `policy`. Every `watch_s` seconds the device looks for new samples (0: never); while they keep
     coming, the pauses between fits grow to `refit_every_s`.
     `epsilon` limits the total privacy loss of its updates at delta 1e-5, whatever a run allows (0: the run's limit).
-    `precision` "auto" selects the int8 extractor where float32 needs too much memory or more than `latency_ms` per image.
-    With fewer than `cross_validate_below` images in a folder the head is fitted on all of them, and its accuracy is cross-validated.
+    `precision` "auto" selects the int8 extractor where float32 needs too much memory or more than `latency_ms` per sample.
+    With fewer than `cross_validate_below` samples in a folder the head is fitted on all of them, and its accuracy is cross-validated.
     Predictions are answered from the probability at which a share of `min_precision` is correct (0: all of them), except those further from
-    the labelled images than all but a share of `false_alarm` of these (0: none).
+    the labelled samples than all but a share of `false_alarm` of these (0: none).
     `bits` is how many 16-bit pictures use; "auto" finds it out from a sample of them.
     In secure sums the device takes part only with the protection of `sums` or more (`edge_fl.secure.floors`).
     With `remote_logs` off the device answers no query for its log or a diagnostics bundle.
@@ -136,9 +137,9 @@ class DeviceConfig(SharedSettings, frozen=True, forbid_unknown_fields=True):
 
     @property
     def reads_folder(self) -> bool:
-        """Whether the data are a folder, whose images have no split of their own."""
+        """Whether the data are a folder, whose samples have no split of their own."""
         kind, colon, _ = self.data.partition(":")
-        return kind == "folder" if colon else not self.data.endswith(".npz")
+        return kind == "folder" if colon else not is_file(self.data)
 
 
 def with_certificate_name(tree: dict[str, object], where: str) -> dict[str, object]:

@@ -52,7 +52,10 @@ class DeviceOptions(ConnectionOptions):
     id: IdOption = None
     data: Annotated[
         str | None,
-        option("--data SOURCE", "Pictures of the device: a folder, an .npz, or python:module:function."),
+        option(
+            "--data SOURCE",
+            "Data of the device: a folder with one per class, an .npz, a .csv, or python:module:function.",
+        ),
     ] = None
     folder: Annotated[Path | None, option("--dir FOLDER", "Folder of the device [device].", FOLDERS)] = None
 
@@ -97,10 +100,10 @@ class AgentOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionOptions:
-    """How pictures are answered."""
+    """How samples are answered."""
 
     top: Annotated[
-        int, option("--top N", "Number of classes to list for each picture.", PREDICTIONS, min=1)
+        int, option("--top N", "Number of classes to list for each sample.", PREDICTIONS, min=1)
     ] = 1
     precision: Annotated[
         float | None,
@@ -116,7 +119,7 @@ class PredictionOptions:
         float | None,
         option(
             "--false-alarm SHARE",
-            "Share of pictures like the device's own that may be called unknown; 0 rejects none [the device's settings, 0.05].",
+            "Share of samples like the device's own that may be called unknown; 0 rejects none [the device's settings, 0.05].",
             PREDICTIONS,
             min=0.0,
             max=0.5,

@@ -228,9 +228,9 @@ def single(y: Labels, groups: Groups) -> Labels:
     )
 
 
-def few(pictures: int, count: int) -> str:
-    """Return a remark if `count` groups are few and most pictures are not alone; "" if not."""
-    if not 0 < count < FEW or 2 * count > pictures:
+def few(n: int, count: int, samples: str = "pictures") -> str:
+    """Return a remark if `count` groups of n `samples` are few and most of these are not alone; "" if not."""
+    if not 0 < count < FEW or 2 * count > n:
         return ""
     scenes = "1 scene" if count == 1 else f"{count} scenes"
-    return f"{pictures} pictures come from {scenes}: the accuracy is an estimate from few scenes"
+    return f"{n} {samples} come from {scenes}: the accuracy is an estimate from few scenes"

@@ -7,6 +7,8 @@ one: its axes in `edge_fl.inputs.KINDS`, its module in MODULES, its words in ABO
 from __future__ import annotations
 
 import importlib
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import BinaryIO, NamedTuple, Protocol, cast
 
@@ -164,3 +166,9 @@ def kind_of(path: PurePath) -> Kind | None:
     """Return the kind of samples of a file by its suffix, a series for a table; None if it is of none."""
     suffix = path.suffix.lower()
     return next((kind for kind, about in ABOUT.items() if suffix in about.suffixes), None)
+
+
+def kind_of_most(paths: Iterable[PurePath]) -> Kind | None:
+    """Return the kind of most of these files, None if they are of none."""
+    found = Counter(kind for path in paths if (kind := kind_of(path)))
+    return found.most_common(1)[0][0] if found else None

@@ -1,7 +1,6 @@
-"""Columns of the files that people have: CSV with any delimiter, NPZ and Parquet, told apart by their content.
+"""Columns of the files that people have, CSV with any delimiter, NPZ and Parquet, and what series and tables share.
 
-A file is read once, in memory of about COST times its size. A column holds numbers or text, whichever its cells are; text matters only
-where its numbers are asked for.
+The content of a file says what it is. A text cell matters only where the numbers of its column are asked for.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ import importlib
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from edge_fl.errors import DataError, brief, shortened
@@ -25,101 +25,92 @@ from edge_fl.files import user_text
 from edge_fl.files.folder import unusable
 from edge_fl.files.npz import Array
 from edge_fl.files.paths import composed, text
+from edge_fl.inputs import InputSpec
 from edge_fl.modalities import UnusableFileError
-from edge_fl.modalities.limits import MB, FileLimits
+from edge_fl.modalities.limits import LIMITS, MB, FileLimits
 
-Numbers = NDArray[np.float64]
 Source: TypeAlias = Path | BinaryIO
-COST = 8
-"""Bytes of memory for a byte of a text file: its text, its numbers, and windows of them."""
-HEAD_BYTES = 2**16
-SAMPLE, BLOCK = 50, 4096  # lines
-ROWS = 8192
+Numbers = NDArray[np.float64]
+COST = 16
+"""Bytes of memory for a byte of a text file: its cells are objects."""
+HEAD_BYTES = 2**16  # read to check a file
+SAMPLE = 50  # lines from which the delimiter is found
 EMPTY = frozenset({"", "nan", "nat", "na", "n/a", "#n/a", "null", "none", "-", "unknown", "unavailable"})
-"""Cells without a value, in lower case."""
-LARGEST = 3e38  # of a float32; what is beyond it counts as missing
-_UNIT = re.compile(r"(.*\S)\s*[\[(](.*)[\])]")
-# values between spaces, whole or with decimal commas
+LARGEST = 3e38  # of a float32; a value beyond it is missing
+_NAME_UNIT = re.compile(r"\s*(.*?)\s*(?:[\[(]([^\[(]*)[\])])?\s*")
+# values with decimal commas or without decimals, separated by spaces
 _DECIMAL_COMMAS = re.compile(r"\s*([+-]?\d+(,\d+)?(\s+|$))+")
 
 
 class Columns(NamedTuple):
-    """Columns of a file with n rows.
+    """Columns of a file: names without units ("" for none), numbers (NaN for an empty cell) or text, and the line of each row.
 
-    names: without units; "" for a column without a name. units: "" for none. values: float64 [n] with NaN for empty cells, or the cells of a text
-    column. lines [n]: of each row in the file. rate: in Hz, if an NPZ file states it.
+    rate: of the rows in Hz, if an NPZ file states it, else 0.
     """
 
     source: Source
     names: tuple[str, ...]
     units: tuple[str, ...]
-    values: tuple[Numbers | list[str], ...]
+    cells: tuple[Numbers | list[str], ...]
     lines: Sequence[int]
     rate: float = 0.0
 
-    def numbers(self, index: int) -> Numbers:
-        """Return a column. Raises UnusableFileError if one of its cells is text."""
-        values = self.values[index]
-        if isinstance(values, list):
-            row = next((row for row, cell in enumerate(values) if as_numbers([cell]) is None), 0)
-            name = self.names[index] or f"{index + 1}"
-            detail = f"line {self.lines[row]}, column {name}: {brief(values[row])!r}, expected a number"
-            raise UnusableFileError(self.source, "text in a column of numbers", detail)
-        return values
-
     def words(self, index: int) -> list[str]:
-        """Return the cells of a column as text, "" for empty ones."""
-        values = self.values[index]
+        """Return a column as text, "" for empty cells."""
+        values = self.cells[index]
         if isinstance(values, list):
             return [composed(cell.strip()) for cell in values]
         return ["" if value != value else f"{value:.15g}" for value in values]
 
-    def numeric(self, but: Collection[int | None] = ()) -> list[int]:
-        """Return the columns of numbers outside `but`, without those that lack a name where others have one."""
-        found = [i for i, cells in enumerate(self.values) if i not in but and not isinstance(cells, list)]
-        return [index for index in found if self.names[index]] or found
-
-    def chosen(self, names: Sequence[str], count: int, but: Collection[int | None] = ()) -> Numbers:
-        """Return `count` columns [count, n], NaN where a value is missing. Raises UnusableFileError.
-
-        They are found by `names`; if there are none, here or in the file, all columns outside `but` are taken in their order.
-        """
-        indices = [index for index in range(len(self.names)) if index not in but]
-        if names and any(self.names):
-            indices = [self.place(name) for name in names]
-        elif len(indices) != count:
-            detail = f"{len(indices)} without names, expected {count}"
-            raise UnusableFileError(self.source, "another number of columns", detail)
-        found = np.stack([self.numbers(index) for index in indices])
-        found[~(np.abs(found) < LARGEST)] = np.nan
+    def numeric(self, but: Collection[int]) -> list[int]:
+        """Return the columns of numbers outside `but`; if others have names, those without are none. Raises UnusableFileError."""
+        known = [index for index, name in enumerate(self.names) if name or not any(self.names)]
+        found = [i for i in known if i not in but and not isinstance(self.cells[i], list)]
+        if not found:
+            raise UnusableFileError(self.source, "no column of numbers", shortened(self.names))
         return found
 
+    def values(self, input: InputSpec | None, but: Collection[int]) -> Numbers:
+        """Return the columns of an input [C, n], NaN where a value is missing; without one those of `numeric`. Raises UnusableFileError.
+
+        They are found by name; if the input or the file has no names, all outside `but` are taken in their order.
+        """
+        found = [index for index in range(len(self.names)) if index not in but]
+        if input is None:
+            found = self.numeric(but)
+        elif input.names and any(self.names):
+            found = [self.place(name) for name in input.names]
+        elif len(found) != input.channels:
+            detail = f"{len(found)} without names, expected {input.channels}"
+            raise UnusableFileError(self.source, "another number of columns", detail)
+        x = np.stack([self._numbers(index) for index in found])
+        return np.where(np.abs(x) < LARGEST, x, np.nan)
+
     def place(self, name: str) -> int:
-        """Return the column of a name. Raises UnusableFileError if there is none, or more than one."""
+        """Return the column of a name, whatever its case and unit. Raises UnusableFileError for none, or two."""
         found = [index for index, other in enumerate(self.names) if other.casefold() == key(name)]
         if len(found) != 1:
             reason = "two columns of one name" if found else "a column is missing"
-            known = shortened([other for other in self.names if other])
-            raise UnusableFileError(self.source, reason, f"{name!r}; the file has {known}")
+            raise UnusableFileError(self.source, reason, f"{name!r}; the file has {shortened(self.names)}")
         return found[0]
 
-
-def key(name: str) -> str:
-    """Return the form in which names are compared: in lower case, without blanks around it and a unit in brackets."""
-    return split_unit(name)[0].casefold()
-
-
-def split_unit(name: str) -> tuple[str, str]:
-    """Split "ax [g]" or "ax (g)" into a name and a unit."""
-    name = composed(name.strip())
-    found = _UNIT.fullmatch(name)
-    return (found[1], found[2].strip()) if found else (name, "")
+    def _numbers(self, index: int) -> Numbers:
+        values = self.cells[index]
+        if not isinstance(values, list):
+            return values
+        texts = (row for row, cell in enumerate(values) if isinstance(_typed([cell]), list))
+        row = next(texts, None)
+        if row is None:  # some with decimal commas, others with points
+            row = next(row for row, cell in enumerate(values) if "," in cell)
+        where = f"line {self.lines[row]}, column {self.names[index] or index + 1}"
+        detail = f"{where}: {brief(values[row])!r}, expected a number"
+        raise UnusableFileError(self.source, "text in a column of numbers", detail)
 
 
 def read(source: Source, limits: FileLimits, channels: int = 0, *, head: bool = False) -> Columns:
     """Read the columns of a file. Raises UnusableFileError.
 
-    channels: of an array `x` [T, C] or [C, T] in an NPZ file; 0: its shorter side. head: read only the first lines of a text.
+    channels: of an array `x` [T, C] or [C, T] in an NPZ; 0: its shorter side. head: only the first lines of a text.
     """
     try:
         if isinstance(source, Path) and (reason := unusable(source)):
@@ -133,51 +124,42 @@ def read(source: Source, limits: FileLimits, channels: int = 0, *, head: bool = 
                 return _from_npz(source, file, limits, channels)
             if start == b"PAR1":
                 return _from_parquet(source, file, limits)
-            if not head:
-                require_memory(source, COST * size, limits)
+            require_memory(source, 0 if head else COST * size, limits)
             content = file.read(HEAD_BYTES if head else size)
-        if len(content) < size:  # whole lines; in UTF-16 whole characters
-            content = content[
-                : content.rfind(b"\n") // 2 * 2 if content[:2] in user_text.UTF16 else content.rfind(b"\n")
-            ]
+        if len(content) < size:  # whole lines, and whole characters of UTF-16
+            content = content[: (content.rfind(b"\n") + 1) // 2 * 2]
         return _from_text(source, user_text.decode(content))
     except UnusableFileError:
         raise
-    except MemoryError as error:
-        raise UnusableFileError(source, "out of memory", passing=True) from error
     except user_text.EncodingError as error:
         raise UnusableFileError(source, "not a text in UTF-8", str(error)) from error
     except Exception as error:  # a malformed archive may cause an exception of any type
-        if isinstance(error, OSError) and error.errno is not None:
-            raise UnusableFileError(source, (error.strerror or "unreadable").lower(), passing=True) from error
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
+            reason = getattr(error, "strerror", None) or "out of memory"
+            raise UnusableFileError(source, reason.lower(), passing=True) from error
         raise UnusableFileError(source, "damaged", brief(f"{type(error).__name__}: {error}")) from error
 
 
 def require_memory(source: Source, needed: float, limits: FileLimits) -> None:
-    """Raise UnusableFileError if the bytes that a file takes in memory are above the limits."""
-    allowed = min(limits.decoding_bytes, limits.max_bytes)
-    if needed > allowed:
-        detail = (
-            f"it takes about {needed / MB:.0f} MB, allowed are {allowed / MB:.0f} MB; divide the recording"
-        )
+    """Raise UnusableFileError if what a file needs, in bytes, is above the limits."""
+    if needed > (allowed := min(limits.decoding_bytes, limits.max_bytes)):
+        detail = f"it needs about {needed / MB:.0f} MB, allowed are {allowed / MB:.0f} MB; divide the file"
         raise UnusableFileError(source, "too large for this board", detail)
 
 
 def _from_npz(source: Source, file: BinaryIO, limits: FileLimits, channels: int) -> Columns:
-    """Columns of the arrays `x` and `t`, or of one array per channel; with `names` of x and `rate`, if they are there."""
+    """Columns of the arrays `x` and `t`, or of one array per channel; with the `names` of x and `rate`, if they are there."""
     with zipfile.ZipFile(file) as archive:
         require_memory(source, 4 * sum(entry.file_size for entry in archive.infolist()), limits)
-    with np.load(file, allow_pickle=False) as archive:
-        arrays: dict[str, Array] = {name: archive[name] for name in archive.files}
-    rate, names = float(arrays.pop("rate", np.zeros(()))), arrays.pop("names", np.empty(0)).reshape(-1)
+    with np.load(file, allow_pickle=False) as opened:
+        arrays: dict[str, Array] = {name: opened[name] for name in opened.files}
+    rate, names = float(arrays.pop("rate", np.zeros(()))), arrays.pop("names", np.empty(0))
     if "x" not in arrays:
-        return _from_arrays(source, arrays.items(), rate)
+        return _from_arrays(source, list(arrays.items()), rate)
     x = np.atleast_2d(arrays["x"])
-    x = x.T if x.shape[1] == (channels or len(names) or min(x.shape)) else x
-    clock = [("t", arrays["t"])] if "t" in arrays else []
-    return _from_arrays(
-        source, [*zip(map(str, names) if len(names) else [""] * len(x), x, strict=True), *clock], rate
-    )
+    x = x.T if x.shape[1] == (channels or names.size or min(x.shape)) else x
+    found = list(zip([str(name) for name in names.flat] or [""] * len(x), x, strict=True))
+    return _from_arrays(source, [*found, *([("t", arrays["t"])] if "t" in arrays else [])], rate)
 
 
 def _from_parquet(source: Source, file: BinaryIO, limits: FileLimits) -> Columns:
@@ -191,147 +173,131 @@ def _from_parquet(source: Source, file: BinaryIO, limits: FileLimits) -> Columns
     return _from_arrays(source, [(name, table[name].to_numpy()) for name in table.column_names])
 
 
-def _from_arrays(source: Source, arrays: Iterable[tuple[str, Array]], rate: float = 0.0) -> Columns:
-    found = list(arrays)
-    if not found or any(array.ndim != 1 or len(array) != len(found[0][1]) for _, array in found):
-        shapes = ", ".join(f"{name or 'x'} {list(array.shape)}" for name, array in found) or "nothing"
-        detail = (
-            f"holds {shapes}; expected x [T, C] and perhaps t [T], or one array per channel, of one length"
-        )
+def _from_arrays(source: Source, arrays: Sequence[tuple[str, Array]], rate: float = 0.0) -> Columns:
+    if {array.ndim for _, array in arrays} != {1} or len({len(array) for _, array in arrays}) > 1:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays) or "nothing"
+        detail = f"holds {shapes}; expected x [T, C] and perhaps t [T], or arrays [T] by channel"
         raise UnusableFileError(source, "arrays that are no recording", detail)
-    names, units = zip(*(split_unit(name) for name, _ in found), strict=True)
-    values: list[Numbers | list[str]] = []
-    for _, array in found:
-        if array.dtype.kind == "M":  # times, as in a text file
-            array = np.datetime_as_string(array)
-        numbers = array.dtype.kind in "biuf"
-        values.append(
-            array.astype(np.float64) if numbers else ["" if cell is None else str(cell) for cell in array]
-        )
-    return Columns(source, names, units, tuple(values), range(1, 1 + len(found[0][1])), rate)
+    names, units = zip(*(_name_unit(name) for name, _ in arrays), strict=True)
+    texts = (np.datetime_as_string(array) if array.dtype.kind == "M" else array for _, array in arrays)
+    cells = tuple(a.astype(np.float64) if a.dtype.kind in "biuf" else [str(v) for v in a] for a in texts)
+    return Columns(source, names, units, cells, range(1, len(cells[0]) + 1), rate)
 
 
 def _from_text(source: Source, content: str) -> Columns:
     delimiter, width = _dialect(list(islice(filter(None, _lines(content)), SAMPLE)))
     reader = csv.reader(_lines(content), delimiter=delimiter, skipinitialspace=True)
-    rows: Iterator[tuple[int, list[str]]] = ((reader.line_num, row) for row in reader if any(row))
-    first = next((row for row in rows if 2 * len(row[1]) > width), None)  # behind remarks of a program
-    if first is None:
+    rows = [(reader.line_num, row) for row in reader if any(row)]
+    while rows and 2 * len(rows[0][1]) <= width:  # remarks of the program that recorded it
+        del rows[0]
+    if not rows:
         raise UnusableFileError(source, "empty", "no rows in it")
-    written = [cell.strip() for cell in first[1]]
-    if any(cell and as_numbers([cell]) is not None for cell in written):  # no header
-        written, rows = [""] * width, chain([first], rows)
-    while len(written) > 1 and any(written) and not written[-1]:  # a delimiter at the end
-        written.pop()
-    names, units = zip(*map(split_unit, written), strict=True)
-    parts: list[list[Numbers | list[str]]] = [[] for _ in names]
-    lines: list[int] = []
-    while block := list(islice(rows, BLOCK)):
-        lines += [line for line, _ in block]
-        for line, row in block:
-            if len(row) > len(names) and any(cell.strip() for cell in row[len(names) :]):
-                detail = f"line {line} has {len(row)} cells, expected {len(names)}"
-                raise UnusableFileError(source, "rows of different lengths", detail)
-        columns = zip_longest(*(row for _, row in block), fillvalue="")
-        for part in parts:
-            cells = next(columns, ("",) * len(block))
-            numbers = as_numbers(cells)
-            part.append(list(cells) if numbers is None else numbers)
-    return Columns(source, names, units, tuple(map(_joined, parts)), lines)
+    header = [cell.strip() for cell in rows[0][1]]
+    if any(cell and not isinstance(_typed([cell]), list) for cell in header):
+        header = [""] * width
+    else:
+        del rows[0]
+    while any(header) and not header[-1]:  # a delimiter at the end
+        header.pop()
+    for line, row in rows:
+        if len(row) > len(header) and any(cell.strip() for cell in row[len(header) :]):
+            detail = f"line {line} has {len(row)} cells, expected {len(header)}"
+            raise UnusableFileError(source, "rows of different lengths", detail)
+    names, units = zip(*map(_name_unit, header), strict=True)
+    columns = islice(zip_longest(header, *(row for _, row in rows), fillvalue=""), len(header))
+    cells = tuple(_typed(list(column[1:])) for column in columns)
+    return Columns(source, names, units, cells, [line for line, _ in rows])
 
 
-def _joined(parts: list[Numbers | list[str]]) -> Numbers | list[str]:
-    """Join the blocks of a column: text, if one of them is."""
-    numbers = [part for part in parts if not isinstance(part, list)]
-    if len(numbers) == len(parts):
-        return np.concatenate([*numbers, np.empty(0)])
-    return [
-        cell if isinstance(cell, str) else "" if cell != cell else f"{cell:.15g}"
-        for part in parts
-        for cell in part
-    ]
+def key(name: str) -> str:
+    """Return the form in which names of columns are compared."""
+    return _name_unit(name)[0].casefold()
 
 
-def as_numbers(cells: Sequence[str]) -> Numbers | None:
-    """Convert cells to float64, with decimal points or commas, empty ones to NaN; None if one is text."""
+def _name_unit(name: str) -> tuple[str, str]:
+    found = _NAME_UNIT.fullmatch(composed(name))
+    return (found[1], found[2] or "") if found else (name.strip(), "")
+
+
+def _typed(cells: list[str]) -> Numbers | list[str]:
+    """Convert cells with decimal points or commas to float64, NaN for empty ones; return them as they are if one is text."""
     with suppress(ValueError):
         return np.array(list(map(float, cells)))
     joined = "\n".join(cells)
-    if "," in joined and "." not in joined:
-        cells = joined.replace(",", ".").split("\n")
+    decimal = joined.replace(",", ".").split("\n") if "," in joined and "." not in joined else cells
     with suppress(ValueError):
-        return np.array([np.nan if cell.strip().lower() in EMPTY else float(cell) for cell in cells])
-    return None
+        return np.array([np.nan if cell.strip().lower() in EMPTY else float(cell) for cell in decimal])
+    return cells
 
 
 def _lines(content: str) -> Iterator[str]:
-    """Yield the lines of a text, "" for comments and for Excel's first line "sep=;"."""
+    """Yield the lines of a text, "" for comments and for the first line "sep=;" of Excel."""
     start = 0
     while start < len(content):
-        end = content.find("\n", start)
-        end = len(content) if end < 0 else end
+        end = content.find("\n", start) % (len(content) + 1)  # -1: the end
         yield "" if content.startswith(("#", "sep="), start) else content[start:end]
         start = end + 1
 
 
-def _dialect(lines: list[str]) -> tuple[str, int]:
+def _dialect(lines: Sequence[str]) -> tuple[str, int]:
     """Return the delimiter by which most lines have the same number of cells, and this number."""
     for delimiter in "\t;, ":
-        if (
-            delimiter == ","
-            and lines
-            and _DECIMAL_COMMAS.fullmatch(lines[-1])
-            and ("," not in lines[0] or " " in lines[-1])
-        ):
-            continue
         widths = Counter(map(len, csv.reader(lines, delimiter=delimiter, skipinitialspace=True)))
-        width, count = max(widths.items(), key=lambda item: item[1], default=(1, 0))
+        width, count = max(widths.items(), key=lambda pair: pair[1], default=(1, 0))
+        if delimiter == "," and width > 1 and _DECIMAL_COMMAS.fullmatch(lines[-1]):
+            width = 1 if "," not in lines[0] or " " in lines[-1].strip() else width
         if width > 1 and 2 * count > len(lines):
             return delimiter, width
     return "\t", 1
 
 
-def common(found: Mapping[Path, tuple[str, ...]]) -> tuple[str, ...]:
+def common(found: Mapping[Path, Sequence[str]]) -> tuple[str, ...]:
     """Return the names of columns that most files have. Raises DataError, which names the first file that lacks one."""
-    if not found:
-        raise DataError("no files, expected one or more")
-    counts = Counter(name for names in found.values() for name in dict.fromkeys(names))
-    shared = tuple(name for name, count in counts.items() if name and 2 * count > len(found))
+    counts = Counter(chain.from_iterable(found.values()))
+    shared = tuple(name for name, count in counts.items() if 2 * count > len(found))
     for path, names in found.items():
-        if lacking := [name for name in shared if name not in names]:
-            raise DataError(
-                f"{text(path)}: no numbers named {shortened(lacking)}, as most of the {len(found)} files have"
-            )
-        if not shared and (any(names) or len(names) != len(next(iter(found.values())))):
-            raise DataError(f"{text(path)}: its {len(names)} columns are not those of the other files")
+        if lacking := [name for name in shared or counts if name not in names]:
+            raise DataError(f"{text(path)}: no column of numbers {shortened(lacking)}, as other files have")
     return shared
 
 
 def finite(x: Array, where: object) -> NDArray[np.float32]:
-    """Return samples [N, ...] as float32. Raises DataError, which begins with `where`, for text or a value that is not finite."""
+    """Return samples as float32. Raises DataError, which begins with `where`, for text, and for NaN, whose place it names."""
     if x.dtype.kind not in "biuf":
         raise DataError(f"{where}: {x.dtype} {list(x.shape)}, expected numbers")
-    found = x.astype(np.float32, order="C", copy=False)
-    for start in range(0, len(found), ROWS):
-        wrong = np.argwhere(~np.isfinite(found[start : start + ROWS]))
-        if len(wrong):
-            place = [int(wrong[0, 0]) + start, *map(int, wrong[0, 1:])]
-            raise DataError(f"{where}: {found[tuple(place)]} at {place}, expected finite numbers")
-    return found
+    if len(wrong := np.argwhere(~(np.abs(x) < LARGEST))):
+        raise DataError(f"{where}: {x[tuple(wrong[0])]} at {wrong[0].tolist()}, expected finite numbers")
+    return x.astype(np.float32, order="C", copy=False)
 
 
-def moments(x: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel of samples [N, C, ...] at `rows`; 1 for a channel that is constant.
+def fit(x: Array, input: InputSpec, where: object) -> Array:
+    """Return samples in the shape of `input`. Raises DataError, which begins with `where`, for another shape, or for NaN."""
+    if x.shape[1:] != input.shape:
+        advice = "; pass x.transpose(0, 2, 1)" if x.shape[:0:-1] == input.shape and x.ndim == 3 else ""
+        expected = f"{list(input.shape)} [{', '.join(input.axes)}]"
+        raise DataError(f"{where}: samples {list(x.shape[1:])}, the extractor takes {expected}{advice}")
+    return finite(x, where)
 
-    In float64, block by block, the mean first: a pressure of 101,325 Pa may change by 1.
+
+def input_of(x: NDArray[np.float32], rows: NDArray[np.int64], given: InputSpec | None) -> InputSpec:
+    """Return `given` with the shape of samples [N, C, ...], and mean and std per channel of those at `rows`.
+
+    A constant channel has std 1. In float64, a channel at a time. Raises DataError without `given`.
     """
-    blocks = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
-    axes = (0, *range(2, x.ndim))
-    count = max(1, len(rows) * int(np.prod(x.shape[2:])))
-    mean = sum((x[block].sum(axes, np.float64) for block in blocks), np.zeros(x.shape[1])) / count
-    centre = mean.reshape(-1, *(1 for _ in x.shape[2:]))
-    squares = sum((np.square(x[block] - centre).sum(axes) for block in blocks), np.zeros(x.shape[1]))
-    std = np.sqrt(squares / count)
-    std = np.where(std > 1e-6 * np.abs(mean), std, 1.0)  # what remains is rounding
-    # digits of a float32, and not decimals: values may be of microvolts
-    return tuple(float(f"{value:.9g}") for value in mean), tuple(float(f"{value:.9g}") for value in std)
+    if given is None:
+        raise DataError(f"samples {list(x.shape[1:])}: expected an input, which says what their axes are")
+    values = (x[rows, channel] for channel in range(x.shape[1]))
+    moments = [(value.mean(dtype=np.float64), value.std(dtype=np.float64)) for value in values]
+    mean = tuple(float(f"{mean:.9g}") for mean, _ in moments)  # digits, not decimals: microvolts
+    std = tuple(float(f"{std:.9g}") if std > 1e-6 * abs(mean) else 1.0 for mean, std in moments)
+    return structs.replace(given, shape=x.shape[1:], mean=mean, std=std)
+
+
+def check(path: Path, limits: FileLimits = LIMITS) -> None:
+    """Read the first lines of a file. Raises UnusableFileError as `read`, apart from damage behind them."""
+    read(path, limits, head=True)
+
+
+def side(x: Array) -> int:
+    """Return 0: only pictures have a size."""
+    return 0

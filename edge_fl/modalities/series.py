@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from edge_fl.errors import DataError, brief, shortened
+from edge_fl.errors import DataError, brief
 from edge_fl.files.npz import Array
 from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec
@@ -47,34 +48,14 @@ _ASIDE = set("unix utc local logging system sample since start recording stamp".
 _BETWEEN_WORDS = re.compile(r"[\s_.-]+|(?<=[a-z])(?=[A-Z])")
 _EPOCH = (1.2e9, 2.6e9)  # seconds from 1970 to 2008 and 2052
 
+check, fit, input_of, side = columns.check, columns.fit, columns.input_of, columns.side
+
 
 def arrays(x: Array, where: str) -> Windows:
     """Convert windows [N, C, T], or [N, T] of one channel, to float32. Raises DataError, which begins with `where`."""
     if x.ndim not in (2, 3):
         raise DataError(f"{where}: windows {list(x.shape)}, expected [N, C, T], or [N, T] of one channel")
     return columns.finite(x[:, None] if x.ndim == 2 else x, where)
-
-
-def fit(x: Array, input: InputSpec, where: object = "windows") -> Windows:
-    """Return windows in the shape of `input`. Raises DataError, which begins with `where`, for any other shape."""
-    require_kind(input, "series", where)
-    found = arrays(x, str(where))
-    if found.shape[1:] != input.shape:
-        turned = found.shape[:0:-1] == input.shape
-        advice = (
-            "these are [T, C]: pass x.transpose(0, 2, 1)" if turned else "`series.windows` cuts recordings"
-        )
-        raise DataError(
-            f"{where}: windows of {list(found.shape[1:])}, the extractor takes {list(input.shape)} [C, T]; {advice}"
-        )
-    return found
-
-
-def input_of(x: Windows, rows: NDArray[np.int64], given: InputSpec | None = None) -> InputSpec:
-    """Return the input of windows [N, C, T], with mean and std of those at `rows`, and all else as `given`, or for 1 Hz."""
-    mean, std = columns.moments(x, rows)
-    given = given or InputSpec(x.shape[1:], axes="CT", dtype="float32", rate=1.0, hop=x.shape[2])
-    return structs.replace(given, shape=x.shape[1:], mean=mean, std=std)
 
 
 def windows(x: Array, input: InputSpec) -> Array:
@@ -85,54 +66,47 @@ def windows(x: Array, input: InputSpec) -> Array:
     return found[:, :: input.hop].transpose(1, 0, 2)
 
 
-def check(path: Path, limits: FileLimits = LIMITS) -> None:
-    """Read the first lines of a recording. Raises UnusableFileError as `read`, apart from damage behind them."""
-    columns.read(path, limits, head=True)
-
-
 def read(
     path: Source, input: InputSpec | None, limits: FileLimits = LIMITS, bits: int = FULL_BITS
 ) -> Reading:
-    """Return the windows [n, C, T] of a recording; without an input all its rows, as they are, as one window. Raises UnusableFileError.
+    """Return the windows [n, C, T] of a recording; without an input its columns of numbers, as one window. Raises UnusableFileError.
 
     bits: not used.
     """
-    if input is None:
-        sheet, _, numeric = _opened(path, limits)
-        return Reading(np.stack([sheet.numbers(index) for index in numeric]).astype(np.float32)[None])
     t, x, measured, remarks = recorded(path, input, limits)
+    if input is None:
+        return Reading(x[None].astype(np.float32))
     if abs(measured / input.rate - 1) > TOLERANCE:
         remarks.append(f"{measured:.4g} Hz, resampled to {input.rate:g} Hz")
     parts = _parts(t, measured, input.rate, remarks)
-    values = sum(len(x) * (t[part][-1] - t[part][0]) * input.rate for part in parts)
-    columns.require_memory(path, 16 * values * max(1, input.window / input.hop), limits)
-    pieces = [piece for part in parts for piece in at_rate(t[part], x[:, part], measured, input.rate)]
-    found = [windows(piece.astype(np.float32), input) for piece in pieces]
-    if not sum(map(len, found)):
-        longest = max((piece.shape[1] for piece in pieces), default=0)
-        detail = (
-            f"{longest / input.rate:.4g} s without a gap, a window takes {input.window / input.rate:.4g} s"
-        )
-        raise UnusableFileError(path, "shorter than a window", "; ".join([detail, *remarks]))
-    return Reading(np.concatenate(found), tuple(remarks))
+    length = sum(t[part][-1] - t[part][0] for part in parts) * input.rate
+    columns.require_memory(path, length * len(x) * (16 + 8 * input.window / input.hop), limits)
+    pieces = [_at_rate(t[part], x[:, part], measured, input.rate) for part in parts]
+    found = np.concatenate(
+        [np.empty((0, *input.shape), np.float32), *(windows(piece, input) for piece in pieces)]
+    )
+    if not len(found):
+        longest, window = max((piece.shape[1] for piece in pieces), default=0), input.window
+        seconds = f"{longest / input.rate:.4g} s without a gap, a window takes {window / input.rate:.4g} s"
+        raise UnusableFileError(path, "shorter than a window", "; ".join([seconds, *remarks]))
+    return Reading(found, tuple(remarks))
 
 
 def recorded(
-    path: Source, input: InputSpec, limits: FileLimits = LIMITS
+    path: Source, input: InputSpec | None, limits: FileLimits = LIMITS
 ) -> tuple[Numbers, Numbers, float, list[str]]:
-    """Return times [n] in seconds, values [C, n] with NaN where one is missing, their rate in Hz, and remarks. Raises UnusableFileError."""
-    require_kind(input, "series", text(path) if isinstance(path, Path) else "recording")
-    sheet = columns.read(path, limits, input.channels)
-    t, clocks = _clock(sheet, input.names, input.rate)
-    x = sheet.chosen(input.names, input.channels, clocks)
-    remarks, measured = list(_quality(x, input.names)), sheet.rate or input.rate
-    if t is None:
-        return np.arange(x.shape[1]) / measured, x, measured, remarks
-    return (*_ordered(t, x, input.rate, remarks), remarks)
+    """Return times [n] in seconds, the values [C, n] at them, their rate in Hz, and remarks on them. Raises UnusableFileError."""
+    if input:
+        require_kind(input, "series", "recording")
+    sheet = columns.read(path, limits, input.channels if input else 0)
+    t, clocks = _clock(sheet, input)
+    x = sheet.values(input, clocks)
+    remarks = list(_quality(x, input.names if input else ()))
+    return (*_ordered(t, x, sheet.rate or (input.rate if input else 1.0), remarks), remarks)
 
 
 class Description(NamedTuple):
-    """Names and units of the channels that a recording seems to have, its rate in Hz (0: it has no times), its length in rows."""
+    """Channels that a recording seems to have, with their units, its rate in Hz (0: it has no times), and its length in rows."""
 
     names: tuple[str, ...]
     units: tuple[str, ...]
@@ -141,11 +115,13 @@ class Description(NamedTuple):
 
 
 def describe(path: Path, limits: FileLimits = LIMITS) -> Description:
-    """Describe a recording: all columns of numbers but times are channels. Raises UnusableFileError."""
-    sheet, t, numeric = _opened(path, limits)
-    rate = sheet.rate if t is None else _ordered(t, np.empty((0, len(t))), 0.0, [])[2]
-    names, units = (tuple(of[index] for index in numeric) for of in (sheet.names, sheet.units))
-    return Description(names, units, rate, len(sheet.lines))
+    """Describe a recording; its channels are all columns of numbers that are no times. Raises UnusableFileError."""
+    sheet = columns.read(path, limits)
+    t, clocks = _clock(sheet, None)
+    found = sheet.numeric(clocks)
+    rate = _ordered(t, np.empty((0, len(sheet.lines))), sheet.rate, [])[2]
+    names = tuple(sheet.names[index] or f"{number}" for number, index in enumerate(found, 1))
+    return Description(names, tuple(sheet.units[index] for index in found), rate, len(sheet.lines))
 
 
 def propose(files: Sequence[Path], window_s: float | None = None, rate: float | None = None) -> InputSpec:
@@ -155,220 +131,159 @@ def propose(files: Sequence[Path], window_s: float | None = None, rate: float | 
     """
     found = {path: describe(path) for path in files}
     names = columns.common({path: about.names for path, about in found.items()})
-    if not rate:
-        for path, about in found.items():
-            if not about.rate:
-                raise DataError(
-                    f"{text(path)}: no column of times, such as 'time'; state the rate of its rows in Hz"
-                )
-        measured = float(np.median([about.rate for about in found.values()]))
-        near = (float(f"{measured:.{digits}g}") for digits in (1, 2, 4))
-        rate = next(value for value in near if abs(value / measured - 1) <= TOLERANCE)
-    if window_s is None:
-        seconds = [about.length / (about.rate or rate) for about in found.values()]
-        most = max(LEAST_WINDOW, rate * min(WINDOW_S, float(np.quantile(seconds, 0.1))))
-        digits = 10 ** math.floor(math.log10(most))
-        window = int(most // digits * digits) if most // digits * digits >= 0.64 * most else int(most)
-    else:
-        window = max(1, round(window_s * rate))
-    first = next(iter(found.values()))
-    units = dict(zip(first.names, first.units, strict=True))
-    return InputSpec(
-        (len(names) or len(first.names), window),
-        mean=(0.0,),
-        std=(1.0,),
-        axes="CT",
-        dtype="float32",
-        rate=rate,
-        hop=max(1, window // 2),
-        names=names,
-        units=tuple(units.get(name, "") for name in names),
-    )
+    for path, about in found.items():
+        if not rate and not about.rate:
+            raise DataError(f"{text(path)}: no column of times, such as 'time'; state the rate in Hz")
+    rate = rate or float(f"{np.median([about.rate for about in found.values()]):.3g}")
+    shortest = float(np.quantile([about.length / (about.rate or rate) for about in found.values()], 0.1))
+    values = rate * (window_s or min(WINDOW_S, shortest))
+    window = max(1, round(values)) if window_s else max(LEAST_WINDOW, int(values // 10 * 10))
+    units = {name: unit for about in found.values() for name, unit in zip(*about[:2], strict=True)}
+    form = InputSpec((len(names), window), (0.0,), (1.0,), "CT", "float32", rate=rate, hop=-(-window // 2))
+    return structs.replace(form, names=names, units=tuple(units[name] for name in names))
 
 
 def synthetic(input: InputSpec, count: int, seed: int) -> Windows:
-    """Windows [N, C, T] of noise with amplitude 1/sqrt(frequency) and a sine in every channel, with the input's mean and std."""
+    """Windows [N, C, T] of a random walk and a sine in every channel, with the input's mean and std."""
     rng = generator(seed, "release.synthetic")
-    shape, length = (count, *input.shape), input.window
-    frequency = np.maximum(np.fft.rfftfreq(length), 1 / length)
-    noise = np.fft.irfft(np.fft.rfft(rng.standard_normal(shape)) / np.sqrt(frequency), n=length)
-    noise /= np.maximum(noise.std(2, keepdims=True), 1e-9)
-    cycles, phase, share = (
-        rng.uniform(0, most, (*shape[:2], 1)) for most in (max(2, length / 8), 2 * np.pi, 1)
-    )
-    sines = np.sqrt(2) * np.sin(2 * np.pi * cycles * np.arange(length) / length + phase)
+    walk = np.cumsum(rng.standard_normal((count, *input.shape)), axis=2)
+    turns, phase = rng.uniform(0, 1, (2, count, input.channels, 1))
+    time = np.linspace(0, max(2, input.window / 8), input.window)
+    found = np.sin(2 * np.pi * (turns * time + phase))
+    found += (walk - walk.mean(2, keepdims=True)) / np.maximum(walk.std(2, keepdims=True), 1e-9)
     mean, std = (np.broadcast_to(values, input.channels)[:, None] for values in (input.mean, input.std))
-    found: Windows = (mean + std * (np.sqrt(share) * sines + np.sqrt(1 - share) * noise)).astype(np.float32)
-    return found
+    sample: Windows = (mean + std * found / np.sqrt(1.5)).astype(np.float32)
+    return sample
 
 
 def thumbnails(x: Windows) -> Thumbnails:
-    """Windows [n, C, T], each channel standardised by its own mean and std (0 if it is flat), as means of cells, [n, 256] levels."""
+    """Windows [n, C, T] as 256 levels [n, 256]: means of cells, each channel by its own mean and std; a flat one is level."""
     found = np.empty((len(x), SIDE * SIDE), np.uint8)
     edges = np.linspace(0, math.prod(x.shape[1:]), SIDE * SIDE + 1).astype(int)
     for row, window in enumerate(x):
         centred = window - window.mean(1, keepdims=True)
         spread = centred.std(1, keepdims=True)
-        flat = spread <= 1e-6 * np.abs(window).max(1, keepdims=True)
-        values = (centred / np.where(flat, np.inf, spread)).reshape(-1)
-        means = np.add.reduceat(values, edges[:-1]) / np.maximum(np.diff(edges), 1)
-        found[row] = np.rint(128 + 32 * means).clip(1, 254).astype(np.uint8)
+        values = centred / np.where(spread > 1e-6 * np.abs(window).max(1, keepdims=True), spread, np.inf)
+        means = np.add.reduceat(values.reshape(-1), edges[:-1]) / np.maximum(np.diff(edges), 1)
+        found[row] = np.rint(128 + 32 * means).clip(1, 254)
     return found
 
 
-def side(x: Windows) -> int:
-    """Return 0: windows have no size in pixels."""
-    return 0
+def _clock(sheet: Columns, input: InputSpec | None) -> tuple[Numbers | None, set[int]]:
+    """Return the times of the rows in seconds, None if there are none, and the columns of times, which are no channel of the input.
 
-
-def _opened(path: Source, limits: FileLimits) -> tuple[Columns, Numbers | None, list[int]]:
-    """Return a recording, its times, and the columns that may be channels."""
-    sheet = columns.read(path, limits)
-    t, clocks = _clock(sheet, (), 0.0)
-    if not (numeric := sheet.numeric(clocks)):
-        raise UnusableFileError(path, "no column of numbers", shortened(sheet.names))
-    return sheet, t, numeric
-
-
-def _clock(sheet: Columns, names: Sequence[str], rate: float) -> tuple[Numbers | None, set[int]]:
-    """Return the times of the rows in seconds, None if there are none, and the columns of times, which are none of `names`.
-
-    Of several the one with the most different times is used. A column without a name is one if it holds ISO 8601.
+    Of several the one with the most different times counts. A column without a name is one if it holds ISO 8601.
     """
-    wanted, times, clocks = {columns.key(name) for name in names}, list[Numbers](), set[int]()
-    for index, name in enumerate(sheet.names):
+    wanted = {columns.key(name) for name in (input.names if input else ())}
+    times, clocks = list[Numbers](), set[int]()
+    for index, (name, cells) in enumerate(zip(sheet.names, sheet.cells, strict=True)):
+        # t is a time, T a temperature
         words = [word if len(word) == 1 else word.lower() for word in _BETWEEN_WORDS.split(name)]
-        named = (
-            name.casefold() not in wanted and not CLOCKS.isdisjoint(words) and set(words) <= CLOCKS | _ASIDE
-        )
-        values = sheet.values[index]
-        if isinstance(values, list) and (named or not name):
-            try:
-                times.append(np.array(list(map(_iso, values))))
-            except ValueError:
-                if not named:
-                    continue
-            clocks.add(index)
-        elif named and not isinstance(values, list):
+        is_time = not CLOCKS.isdisjoint(words) and set(words) <= CLOCKS | _ASIDE
+        if name.casefold() in wanted or (name and not is_time):
+            continue
+        if isinstance(cells, list):
+            with suppress(ValueError):
+                times.append(np.array(list(map(_iso, cells))))
+                clocks.add(index)
+        elif name:
             stated = next((SECONDS[word] for word in (sheet.units[index], *words) if word in SECONDS), None)
-            times.append(values * (stated or _unit(values, rate)))
+            times.append(cells * (stated or _unit(cells, input)))
+        if name:
             clocks.add(index)
     if clocks and not times:
-        index = min(clocks)
-        detail = (
-            f"column {sheet.names[index]}: {brief(sheet.values[index][0])!r}, expected numbers or ISO 8601"
-        )
+        cell = brief(sheet.cells[min(clocks)][0])
+        detail = f"column {sheet.names[min(clocks)]}: {cell!r}, expected numbers or ISO 8601"
         raise UnusableFileError(sheet.source, "times of another form", detail)
     return max(times, key=lambda t: len(np.unique(t)), default=None), clocks
 
 
 def _iso(cell: str) -> float:
     """Convert a date and time in ISO 8601, or a time of day, to seconds; without a time zone it counts as UTC."""
-    cell = cell.strip()
-    if cell.lower() in EMPTY:
+    if (cell := cell.strip()).lower() in EMPTY:
         return math.nan
     found = datetime.fromisoformat(f"1970-01-01T{cell}" if cell[2:3] == ":" else cell)
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
-def _unit(t: Numbers, rate: float) -> float:
-    """Return the unit of times in seconds: by their size since 1970, else by their step and the rate that is expected, 0: any."""
+def _unit(t: Numbers, input: InputSpec | None) -> float:
+    """Return the unit of times in seconds: by their size since 1970, else by their step, near the rate of the input if there is one."""
     units = sorted(set(SECONDS.values()), reverse=True)
-    for unit in units:
-        if _EPOCH[0] < np.nanmedian(t) * unit < _EPOCH[1]:
-            return unit
-    step = 1 / _rate(t)
-    if rate:
-        return min(units, key=lambda unit: abs(math.log(step * unit * rate)))
-    return next((unit for unit, most in zip(units, (5, 2e3, 1e6), strict=False) if step < most), units[-1])
+    step, middle = 1 / _rate(t), float(np.nanmedian(t))
+    found = [unit for unit in units if _EPOCH[0] < middle * unit < _EPOCH[1]]
+    if input and not found:
+        return min(units, key=lambda unit: abs(math.log(step * unit * input.rate)))
+    found += [unit for unit, most in zip(units, (5, 2e3, 1e6, math.inf), strict=True) if step < most]
+    return found[0]
 
 
 def _rate(t: Numbers) -> float:
-    """Return the rows per unit of time: 1 divided by the mean of the steps that are no gaps; 1 without any step."""
+    """Return the rows per unit of time: 1 divided by the mean of the steps that are no gaps; 1 if there is no step."""
     steps = np.abs(np.diff(t[np.isfinite(t)]))
     steps = steps[steps > 0]
     return 1 / float(np.mean(steps[steps <= GAP * np.median(steps)])) if len(steps) else 1.0
 
 
-def _ordered(t: Numbers, x: Numbers, rate: float, remarks: list[str]) -> tuple[Numbers, Numbers, float]:
-    """Return times that increase, but for jumps back, with their rows, and the rate that they show in Hz."""
-    known = np.isfinite(t)
-    if not known.all():
-        remarks.append(f"{np.sum(~known)} rows without a time, left out")
+def _ordered(
+    t: Numbers | None, x: Numbers, rate: float, remarks: list[str]
+) -> tuple[Numbers, Numbers, float]:
+    """Return times that increase, but for jumps back, the values x [C, n] at them, and their rate; without times rows are at `rate`."""
+    if t is None or not np.diff(t).any():
+        t = np.arange(x.shape[1]) / (rate or 1.0)
+    else:
+        known = np.isfinite(t)
         t, x = t[known], x[:, known]
-    steps = np.diff(t)
-    if len(t) < 2 or not steps.any():
-        return np.arange(len(t)) / (rate or 1.0), x, rate
-    if np.median(steps) < 0:
-        remarks.append("latest row first: turned")
-        t, x, steps = t[::-1], x[:, ::-1], -steps[::-1]
-    if np.median(steps) == 0 and (steps >= 0).all():
-        remarks.append(f"several rows have the same time, as it is written: taken as {_rate(t):.4g} s apart")
-        t = np.linspace(t[0], t[-1], len(t))
-    elif not steps.all():
-        remarks.append(f"{np.sum(steps == 0)} rows repeat the time of the one before, left out")
-        kept = np.concatenate([[True], steps != 0])
-        t, x = t[kept], x[:, kept]
-    return t, x, _rate(t)
+        same = np.diff(t) == 0
+        if not known.all():
+            remarks.append(f"{np.sum(~known)} rows without a time are left out")
+        if 2 * same.sum() > len(same):
+            remarks.append("most rows have the time of the row before: taken as evenly spaced")
+            t = np.linspace(t[0], t[-1], len(t))
+        elif same.any():
+            remarks.append(f"{same.sum()} rows with the time of the row before are left out")
+            t, x = t[np.append(True, ~same)], x[:, np.append(True, ~same)]
+        rate = _rate(t)
+    complete = np.isfinite(x).all(axis=0)
+    return t[complete], x[:, complete], rate
 
 
 def _parts(t: Numbers, measured: float, rate: float, remarks: list[str]) -> list[slice]:
-    """Divide rows where the clock jumps back, or where rows are missing for longer than is interpolated."""
-    steps, step = np.diff(t), 1 / measured
-    back, long = steps < 0, steps > LONG * max(step, 1 / rate)
+    """Divide rows where the clock jumps back, and at gaps that are too long to interpolate."""
+    steps = np.diff(t) * measured
+    back, long = steps < 0, steps > LONG * max(1, measured / rate)
     if back.any():
-        remarks.append(f"the clock jumps back {back.sum()} times: cut there")
-    if gaps := int(np.sum(steps > GAP * step)):
-        remarks.append(f"{gaps} gaps, of which {long.sum()} are too long to interpolate")
+        remarks.append(f"clock jumps back {back.sum()} times, cut there")
+    if gaps := int(np.sum(steps > GAP)):
+        remarks.append(f"{gaps} gaps, cut at the {long.sum()} long ones")
     edges = [0, *(np.flatnonzero(back | long) + 1), len(t)]
     return [slice(start, stop) for start, stop in pairwise(edges) if stop > start]
 
 
-def at_rate(t: Numbers, x: Numbers, measured: float, rate: float) -> Iterator[Numbers]:
-    """Yield the values [C, n] of rows x [C, m] at times t, at a rate in Hz, in pieces without gaps of a channel."""
+def _at_rate(t: Numbers, x: Numbers, measured: float, rate: float) -> Windows:
+    """Return the values [C, n] at a rate in Hz from values x [C, m] at times t."""
     even = len(t) < 2 or np.diff(t).max() <= 1.5 / measured
-    if even and abs(measured / rate - 1) <= TOLERANCE and np.isfinite(x).all():
-        yield x
-        return
+    if even and abs(measured / rate - 1) <= TOLERANCE:
+        return x.astype(np.float32)
     grid = t[0] + np.arange(int((t[-1] - t[0]) * rate + 1e-6) + 1) / rate
-    late = grid + 1e-6 / rate  # rounding
-    found, is_valid = np.empty((len(x), len(grid))), np.ones(len(grid), bool)
-    for row, values in zip(found, x, strict=True):
-        known = np.isfinite(values)
-        at, values = t[known], values[known]
-        if len(at) < 2:
-            return
-        steps = np.diff(at)
-        place = np.searchsorted(at, late, "right") - 1
-        ends = at + np.append(np.where(steps > LONG * max(np.median(steps), 1 / rate), 0, steps), 0)
-        is_valid &= (place >= 0) & (grid <= ends[place] + 2e-6 / rate)
-        if measured > rate * (1 + TOLERANCE):  # the mean of what is nearest to each time, against aliasing
-            cell = ((at - t[0]) * rate + 0.5 + 1e-6).astype(np.int64)
-            counts = np.bincount(cell)
-            at, values = (np.bincount(cell, of)[counts > 0] / counts[counts > 0] for of in (at, values))
-        row[:] = np.interp(grid, at, values)
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_valid, [False]]).astype(np.int8)))
-    for start, stop in edges.reshape(-1, 2):
-        yield found[:, start:stop]
+    if measured > rate * (1 + TOLERANCE):  # means of the rows nearest to each time, against aliasing
+        starts = np.flatnonzero(np.diff(np.floor((t - t[0]) * rate + 0.5 + 1e-6), prepend=-1))
+        counts = np.diff(starts, append=len(t))
+        t, x = np.add.reduceat(t, starts) / counts, np.add.reduceat(x, starts, axis=1) / counts
+    return np.stack([np.interp(grid, t, row).astype(np.float32) for row in x])
 
 
 def _quality(x: Numbers, names: Sequence[str]) -> Iterator[str]:
-    """Remarks on channels x [C, n] that are constant or clipped, and on missing values."""
+    """Remarks on missing values of channels x [C, n], and on channels that are constant or clipped."""
     if missing := int(np.sum(np.isnan(x))):
         yield f"{missing} values are missing"
     for index, row in enumerate(x):
         name, row = names[index] if names else f"{index + 1}", row[np.isfinite(row)]
-        if not len(row) or row.min() == row.max():
-            yield f"channel {name} is constant" if len(row) else f"channel {name} has no values"
-            continue
-        band = 0.05 * (row.max() - row.min())
-        for extreme in (row.min(), row.max()):
-            equal, near = np.sum(row == extreme), np.sum(np.abs(row - extreme) < band)
-            # a value that rests at 0, or has few levels, is not clipped
-            if (
-                extreme
-                and equal > CLIPPED * len(row)
-                and 2 * equal > near
-                and len(np.unique(row[:10_000])) > 20
-            ):
-                yield f"channel {name} seems to be clipped at {extreme:g}"
+        levels, counts = np.unique(row, return_counts=True)
+        if len(levels) < 2:
+            yield f"channel {name} {'is constant' if len(levels) else 'has no values'}"
+        elif len(levels) > 20:  # a value that rests at 0, or has few levels, is not clipped
+            near = 0.05 * (levels[-1] - levels[0])
+            for end in (0, -1):
+                others = counts[np.abs(levels - levels[end]) < near].sum() - counts[end]
+                if levels[end] and counts[end] > max(CLIPPED * len(row), others):
+                    yield f"channel {name} seems to be clipped at {levels[end]:g}"

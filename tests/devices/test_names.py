@@ -84,7 +84,7 @@ def test_a_damaged_picture_of_any_name_is_skipped(tmp_path: Path) -> None:
     root = labelled(tmp_path / "data")
     (root / "a" / os.fsdecode(b"half\xe9.png")).write_bytes(b"half")
     with pytest.raises(DataError, match=r"half\\xe9\.png"):
-        load.pictures.decode(root / "a" / os.fsdecode(b"half\xe9.png"), GREY)
+        pictures.decode(root / "a" / os.fsdecode(b"half\xe9.png"), GREY)
     report = load.count_for(config(root), DataSpec(("a", "b"), GREY))
     assert report.skipped == {"content is not a picture": 1} and report.samples == 12
 

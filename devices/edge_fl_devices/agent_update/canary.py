@@ -43,7 +43,7 @@ def require(new: Path, running: Path, folder: Path) -> None:
             raise _failed(f"{name}: {what}")
     if found.classes != before.classes:
         differing = sum(one != other for one, other in zip(found.classes, before.classes, strict=False))
-        raise _failed(f"predicts other classes for {differing} of {len(before.classes)} images")
+        raise _failed(f"predicts other classes for {differing} of {len(before.classes)} samples")
 
 
 def run(tested: Path, folder: Path) -> CanaryAnswer:

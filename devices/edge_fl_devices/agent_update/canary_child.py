@@ -1,7 +1,7 @@
 """The canary of an agent: `python -I -m edge_fl_devices.agent_update.canary_child FOLDER` tests the environment of this Python.
 
 Prints one JSON object: the failed checks with what was found (imports, the device's settings, doctor, a connection to the broker) and the
-classes that the served model predicts for fixed images. It runs while the agent does, and changes nothing. Each version brings its own
+classes that the served model predicts for fixed samples. It runs while the agent does, and changes nothing. Each version brings its own
 canary; the format of its answer does not change.
 """
 
@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from edge_fl.errors import EdgeFLError
 from edge_fl.files.paths import text
@@ -64,12 +63,12 @@ def _connection(config: DeviceConfig) -> Iterator[tuple[str, str]]:
 
 
 def _classes(folder: Path) -> list[str]:
-    """The classes predicted for the images of the installed release's canary; none without a served model."""
+    """The classes predicted for the samples of the installed release's canary; none without a served model."""
     if serving(Store(folder), Slots(folder / "release")) is None:
         return []
     predictor = Predictor(folder)
-    images = canary_input(predictor.manifest.canary, predictor.manifest.input)
-    return [name for name, _ in predictor.predict(np.round(images * 255).astype(np.uint8))]
+    z = predictor.extractor.run(canary_input(predictor.manifest.canary, predictor.manifest.input))
+    return [found.top[0].label for found in predictor.from_features(z, [""] * len(z))]
 
 
 if __name__ == "__main__":

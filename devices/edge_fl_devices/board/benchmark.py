@@ -29,27 +29,27 @@ from edge_fl_devices.storage.slots import InstalledRelease
 LIMIT_S, REACH_S = 20.0, 1.0
 FILE = "benchmark.json"
 SIDE = 384
-IMAGES = 8
+SAMPLES = 8
 Features = Callable[[InstalledRelease, int], None]
-"""Computes the features of this many images with an installed extractor."""
+"""Computes the features of this many samples with an installed extractor."""
 Steps = dict[str, Callable[[], float]]
 """A measurement for each field of `Speed`."""
 
 
 class Speed(Struct, frozen=True):
-    """Matrix GFLOP/s, processor milliseconds per head fit (MLP, 200 x 128 features) and per image of the installed extractor, and seconds
+    """Matrix GFLOP/s, processor milliseconds per head fit (MLP, 200 x 128 features) and per sample of the installed extractor, and seconds
     to import torch. 0: not measured, or torch does not load.
     """
 
     gflops: float = 0.0
     head_ms: float = 0.0
-    image_ms: float = 0.0
+    sample_ms: float = 0.0
     torch_s: float = 0.0
 
     def __str__(self) -> str:
-        image = f", {self.image_ms:.1f} ms an image" if self.image_ms else ""
+        sample = f", {self.sample_ms:.1f} ms a sample" if self.sample_ms else ""
         torch = f", torch in {self.torch_s:.1f} s" if self.torch_s else ""
-        return f"measured: {self.gflops:.0f} GFLOP/s, {self.head_ms:.0f} ms a head{image}{torch}"
+        return f"measured: {self.gflops:.0f} GFLOP/s, {self.head_ms:.0f} ms a head{sample}{torch}"
 
 
 class StoredSpeed(Struct, frozen=True):
@@ -93,7 +93,7 @@ def steps(installed: InstalledRelease | None, features: Features, *, training: b
     """Return the possible measurements, the cheapest first."""
     steps: Steps = {"gflops": _gflops, "head_ms": _head_ms}
     if installed:
-        steps["image_ms"] = lambda: 1000 * _cpu_s(lambda: features(installed, IMAGES)) / IMAGES
+        steps["sample_ms"] = lambda: 1000 * _cpu_s(lambda: features(installed, SAMPLES)) / SAMPLES
     if training and version("torch"):
         steps["torch_s"] = _torch_s
     return steps

@@ -69,16 +69,16 @@ class CurrentData:
 
     def __call__(self, classes: tuple[str, ...], input: InputSpec) -> ClientData:
         """Read the data into memory, unless the last reading was of the same files for the same classes and input. Raises DataError."""
-        from edge_fl_devices.data import load  # here: a head-only agent never decodes a picture itself
+        from edge_fl_devices.data import load  # here: a head-only agent never reads a sample itself
 
         with self._lock:
             files = self.now()
             if not files.files and self._read and not self._config.reads_folder:
-                files = self._accepted or files  # an .npz is being written anew: its last content counts
+                files = self._accepted or files  # the file is being written anew: its last content counts
             state = (files, classes, input)
             if files.files is not None and self._read and self._read[0] == state:
                 return self._read[1]
-            self._read = None  # frees the memory of the images before
+            self._read = None  # frees the memory of the samples before
             data, report = load.load_for(self._config, DataSpec(classes, input, files=files.files))
             self._read = (state, data)
         self._counted(report)

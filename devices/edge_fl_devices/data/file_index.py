@@ -1,12 +1,12 @@
-"""What is known of picture files after they were decoded once: FOLDER/features/*.files, one file per way of reading.
+"""What is known of files of samples after they were read once: FOLDER/features/*.files, one file per way of reading.
 
-A picture is found again by path, size and times of its file; after a move to another folder by name, inode, size and time, because its
-class is its folder. So neither a restart nor a fit decodes pictures that have not changed. Rows are appended in steps
-(`edge_fl_devices.storage.rows`). A row is a struct of named fields; fields that are added later have defaults, and another VERSION starts
-anew.
+A file is found again by path, size and times; after a move to another folder by name, inode, size and time, because its class is its
+folder. So neither a restart nor a fit reads files that have not changed. Rows, one per file with the facts of all its samples, are appended
+in steps (`edge_fl_devices.storage.rows`). A row is a struct of named fields; fields that are added later have defaults, and another VERSION
+starts anew.
 
-Its origin is when a picture was taken, and of which recording it is a frame: pictures of one minute, and frames of one recording, belong
-together (`edge_fl.data.grouping`).
+Samples of one recording are one group (`edge_fl.data.grouping`). A picture's origin is when it was taken, and of which recording it is a
+frame: pictures of one minute, and frames of one recording, belong together.
 
 - A name may contain the time (IMG_20240131_142530.jpg, 2024-01-31 14.25.30.png), or be NAME_frame_0001.jpg: NAME is the recording.
 - EXIF: DateTimeOriginal of a JPEG, if it is later than 1990 (cameras without a clock write less).
@@ -21,7 +21,7 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +36,7 @@ from edge_fl.data.grouping import Groups
 from edge_fl.data.samples import Array
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import raw, text
+from edge_fl.inputs import Kind
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.data.location import file_digest
 from edge_fl_devices.storage.rows import RowFile
@@ -51,9 +52,11 @@ NAMED_TIME = re.compile(
     r"(?<!\d)(\d{4})[-_.:]?(\d\d)[-_.:]?(\d\d)[-_.:T ]?(\d\d)[-_.:h]?(\d\d)[-_.:m]?(\d\d)(?:[-_.]?\d{3})?(?!\d)"
 )
 FRAME = re.compile(r"(.+?)[-_. ]+frame[-_. ]*\d+", re.IGNORECASE)
-VERSION = 3
+VERSION = 4
 SUFFIX = ".files"
 KEPT_FILES = 3
+RECORDED: tuple[Kind, ...] = ("series", "audio")
+"""Kinds of which a file is one recording."""
 SPARE_ROWS = 500
 """Rows of files that are gone, beyond as many as are in use, before the file is written anew."""
 
@@ -90,9 +93,14 @@ def grouped(origins: Sequence[Origin]) -> Groups:
     for rows in np.split(order, np.flatnonzero(np.diff(uncertain[order])) + 1):
         if len(rows) > MOST_OF_A_MINUTE or (np.diff(seconds[rows]) < APART_S).any():
             uncertain[rows] = -1
-    numbers = {name: number for number, name in enumerate({each.recording for each in origins} - {""})}
-    recordings = np.array([numbers.get(each.recording, -1) for each in origins], np.int64)
+    recordings = _numbers([each.recording for each in origins])
     return grouping.joined(np.where(certain, minutes, -1), uncertain, recordings)
+
+
+def _numbers(names: Sequence[Hashable]) -> Groups:
+    """Number equal names alike, -1 for an empty one."""
+    known = {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)))}
+    return np.array([known.get(name, -1) for name in names], np.int64)
 
 
 def _seconds(found: re.Match[str] | None) -> float:
@@ -107,35 +115,58 @@ def _seconds(found: re.Match[str] | None) -> float:
 
 
 class SampleFacts(Struct, frozen=True):
-    """What the split and the fit need of a picture: key of its pixels (`data.split.key`) and position in the split.
+    """What the split and the fit need of a sample: key of its values (`data.split.key`) and position in the split.
 
-    reason: why the file is skipped, "" if it is usable; detail: for this machine. thumbnail (`grouping.thumbnails`) and origin,
-    None for an image of an array, tell which pictures belong together.
-    bits: the range of 16-bit pictures with which it was read (`Depth.scale`); used: what it uses
-    itself (`edge_fl.modalities.pictures.Used`). file: `edge_fl_devices.data.location.file_key`, of a reading, not of the index.
+    thumbnail (`Modality.thumbnails`) and origin of a picture tell which ones belong together; without them b"" and None. origin and file
+    (`edge_fl_devices.data.location.file_key`, b"": of an array) are of a reading, not of the index.
     """
 
     key: bytes = b""
     position: float = 0.0
-    reason: str = ""
-    detail: str = ""
     thumbnail: bytes = b""
     origin: Origin | None = None
-    bits: int = 0
-    used: tuple[int, bool] = (0, False)
     file: bytes = b""
 
 
-def groups_of(facts: Sequence[SampleFacts], side: int = 0, given: Groups | None = None) -> Groups:
-    """Which pictures belong together: near duplicates, those of one minute or recording, and those of one group of `given` [n].
+class FileFacts(Struct, frozen=True):
+    """What is known of a file: its samples, in its order (none: only its header was read), and remarks on its quality.
 
-    side: the shorter side in pixels of images without an origin.
+    reason: why the file is skipped, "" if it is usable; detail: for this machine. Of a picture: its origin; bits: the range of 16-bit
+    pictures with which it was read (`Depth.scale`); used: what it uses itself (`edge_fl.modalities.pictures.Used`).
     """
-    thumbs = np.frombuffer(b"".join(each.thumbnail for each in facts), np.uint8).reshape(-1, grouping.SIDE**2)
+
+    samples: tuple[SampleFacts, ...] = ()
+    reason: str = ""
+    detail: str = ""
+    remarks: tuple[str, ...] = ()
+    origin: Origin | None = None
+    bits: int = 0
+    used: tuple[int, bool] = (0, False)
+
+    @property
+    def content(self) -> bytes:
+        """The keys of all samples, equal for a copy of the file."""
+        return b"".join(each.key for each in self.samples)
+
+    def of(self, file: bytes) -> tuple[SampleFacts, ...]:
+        """The facts of the samples as those of the file with this key."""
+        return tuple(msgspec.structs.replace(each, origin=self.origin, file=file) for each in self.samples)
+
+
+def groups_of(
+    facts: Sequence[SampleFacts], side: int = 0, given: Groups | None = None, kind: Kind = "picture"
+) -> Groups:
+    """Which samples belong together: those of one recording and of one group of `given` [n]; pictures also if they are near duplicates or
+    of one minute.
+
+    side: the shorter side in pixels of pictures without an origin.
+    """
+    thumbs = np.frombuffer(b"".join(each.thumbnail for each in facts), "u1").reshape(-1, grouping.SIDE**2)
     known = [each.origin for each in facts if each.origin]
     sides = [each.side for each in known] or [side] * len(facts)
     alike = grouping.near_duplicates(thumbs, grouping.nearness(np.array(sides)))
-    return grouping.joined(alike, grouped(known), grouping.alone() if given is None else given)
+    files = _numbers([each.file for each in facts] if kind in RECORDED else [])
+    return grouping.joined(alike, grouped(known), files, grouping.alone() if given is None else given)
 
 
 class _Row(Struct, frozen=True):
@@ -144,18 +175,18 @@ class _Row(Struct, frozen=True):
     file: bytes
     moved: bytes
     path: bytes
-    facts: SampleFacts
+    facts: FileFacts
 
     @classmethod
-    def of(cls, path: Path, stat: os.stat_result, facts: SampleFacts) -> _Row:
+    def of(cls, path: Path, stat: os.stat_result, facts: FileFacts) -> _Row:
         state = b"\0%d %d %d" % (stat.st_ino, stat.st_size, stat.st_mtime_ns)
         return cls(file_digest(path, stat), _digest(raw(path.name) + state), _digest(raw(path)), facts)
 
 
 class FileIndex:
-    """The facts of picture files as read in one way, which `reading` describes completely. For any thread.
+    """The facts of files as read in one way, which `reading` describes completely. For any thread.
 
-    `facts` derives them from the pixels.
+    `facts` derives those of a sample from its values.
     """
 
     def __init__(self, folder: Path, reading: object, facts: Callable[[Array], SampleFacts]) -> None:
@@ -173,9 +204,9 @@ class FileIndex:
             for row in map(decoder.decode, self._file.read()):
                 self._by_file[row.file] = self._by_move[row.moved] = row
 
-    def find(self, path: Path, stat: os.stat_result) -> SampleFacts | None:
+    def find(self, path: Path, stat: os.stat_result) -> FileFacts | None:
         """Return what is known of a file; None if it is new or has changed."""
-        wanted = _Row.of(path, stat, SampleFacts())
+        wanted = _Row.of(path, stat, FileFacts())
         with self._lock:
             self._used.add(wanted.file)
             if row := self._by_file.get(wanted.file):
@@ -186,7 +217,7 @@ class FileIndex:
                 return row.facts
         return None
 
-    def add(self, path: Path, stat: os.stat_result, facts: SampleFacts) -> None:
+    def add(self, path: Path, stat: os.stat_result, facts: FileFacts) -> None:
         """Add the facts of a file; `flush` writes them. stat: from before it was opened."""
         with self._lock:
             self._remember(_Row.of(path, stat, facts))
@@ -213,7 +244,7 @@ class FileIndex:
     def _remember(self, row: _Row) -> None:
         self._used.add(row.file)
         if self._by_file.get(row.file) == row:
-            return  # decoded for another extractor
+            return  # read for another extractor
         self._by_file[row.file] = self._by_move[row.moved] = row
         self._new.append(row)
 

@@ -9,27 +9,27 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
-from edge_fl import __version__
+from edge_fl import __version__, modalities
 from edge_fl.data.grouping import Groups
 from edge_fl.data.samples import Array, ClientData, Labels, Samples
 from edge_fl.errors import ArtefactError, DataError, NoLabelsError
 from edge_fl.failures import Failure
-from edge_fl.inputs import InputSpec
-from edge_fl.modalities import pictures
+from edge_fl.inputs import InputSpec, Kind
 from edge_fl.modalities.limits import LIMITS
 from edge_fl_devices.board.capabilities import version
 from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location, record, sources
-from edge_fl_devices.data.file_index import FileIndex, Origin, SampleFacts, groups_of
+from edge_fl_devices.data.file_index import FileIndex, SampleFacts, groups_of
 from edge_fl_devices.data.record import DataReport
-from edge_fl_devices.data.sources import resized
+from edge_fl_devices.data.sources import of_sets
 from edge_fl_devices.data.spec import DataSpec, ReadSamples, SourceData, Wants
 from edge_fl_devices.data.split import SPLIT, DeviceSplit, Sets, key, position
 
 FEATURES = "features"
-"""The folder of what is known of pictures, in the device's own."""
+"""The folder of what is known of samples, in the device's own."""
 
 LoadData = Callable[[tuple[str, ...], InputSpec], ClientData]
 """Returns the device's data for these classes and this input, as they are now."""
@@ -38,9 +38,9 @@ LoadData = Callable[[tuple[str, ...], InputSpec], ClientData]
 class SampleStream:
     """Iterate over it once, completely, or over what it `read`s; afterwards `labels`, `sets` and `report` are known.
 
-    labels: class ids int64 [n] in the order of reading. files [n]: keys of picture files, b"" for other images. groups: which images belong
-    together [n], empty if all are alone. sets: the rows of the three sets in that order. `where` begins the messages of errors, `remember`
-    completes the report.
+    labels: class ids int64 [n] in the order of reading. files [n]: keys of their files, b"" for samples of arrays. groups: which samples
+    belong together [n], empty if all are alone. sets: the rows of the three sets in that order. `where` begins the messages of errors,
+    `remember` completes the report.
     """
 
     labels: Labels
@@ -65,8 +65,7 @@ class SampleStream:
         """Stream the three sets of data in memory, resized to `input`."""
         sets = (data.train, data.validation, data.test)
         sizes = (len(data.train), len(data.validation), len(data.test))
-        batches, side = resized(sets, input, "this device's data"), min(data.train.shape[1:])
-        return cls(SourceData(tuple(classes), lambda wants: batches, sizes, side=side))
+        return cls(of_sets(sets, tuple(classes), sizes, input, "this device's data", input.kind))
 
     @property
     def bits(self) -> int:
@@ -74,12 +73,12 @@ class SampleStream:
         return self._content.depth.bits
 
     def __iter__(self) -> Iterator[Samples]:
-        """Read the images in batches. Raises DataError, also without training images or for a label without a class."""
+        """Read the samples in batches. Raises DataError, also without training samples or for a label without a class."""
         for batch in self.read():
             yield Samples(batch.x, batch.y)
 
     def read(self, wants: Wants = lambda key: True) -> Iterator[ReadSamples]:
-        """As iterating, with the facts of each picture; the pixels of known ones that `wants` does not want are left out."""
+        """As iterating, with the facts of each sample; the values of known ones that `wants` does not want are left out."""
         content = self._content
         labels: list[Labels] = [np.empty(0, np.int64)]
         facts: list[SampleFacts] = []
@@ -88,17 +87,23 @@ class SampleStream:
                 batch = ReadSamples(batch.y, batch.x, np.arange(len(batch)), [SampleFacts()] * len(batch))
             if any(not each.key for each in batch.facts):
                 known = zip(batch.facts, batch.x, strict=True)
-                split_key = self._split.key
-                found = [facts_of(image, split_key, each.origin, each.file) for each, image in known]
+                found = [
+                    structs.replace(
+                        facts_of(sample, self._split.key, content.kind), origin=each.origin, file=each.file
+                    )
+                    for each, sample in known
+                ]
                 batch = replace(batch, facts=found)
             facts += batch.facts
             labels.append(batch.y)
             yield batch
         self.labels = np.concatenate(labels)
         self.files = [each.file for each in facts]
-        self.groups = groups_of(facts, content.side, content.groups)
-        if content.sizes is None:
-            times = [each.origin.seconds for each in facts if each.origin]
+        self.groups = groups_of(facts, content.side, content.groups, content.kind)
+        if content.sizes is None:  # the first sample of a recording decides on its set
+            times = [
+                each.origin.seconds if each.origin else row for row, each in enumerate(facts) if each.file
+            ]
             self.sets = self._split.sets([each.position for each in facts], self.groups, times)
         else:
             train, validation, test = np.split(np.arange(sum(content.sizes)), np.cumsum(content.sizes)[:2])
@@ -115,32 +120,34 @@ class SampleStream:
             counts,
             content.skipped,
             content.hints,
-            names=content.skipped.names,
+            names=content.skipped.names | content.remarks.names,
             depth=content.depth,
+            kind=content.kind,
+            remarks=content.remarks,
         )
         self.report = self._remember(report.with_groups(self.labels, self.groups))
 
 
-def facts_of(image: Array, split_key: bytes, origin: Origin | None = None, file: bytes = b"") -> SampleFacts:
-    """Return what the split and the fit need of an image [C, H, W]."""
-    thumbnail = pictures.thumbnails(image[None]).tobytes()
-    return SampleFacts(key(image), position(image, split_key), thumbnail=thumbnail, origin=origin, file=file)
+def facts_of(sample: Array, split_key: bytes, kind: Kind) -> SampleFacts:
+    """Return what the split and the fit need of a sample; near duplicates are looked for among pictures only."""
+    thumbnail = modalities.of(kind).thumbnails(sample[None]).tobytes() if kind == "picture" else b""
+    return SampleFacts(key(sample), position(sample, split_key), thumbnail)
 
 
 def collect(stream: SampleStream, most_bytes: int = LIMITS.max_bytes) -> ClientData:
-    """Read all images into memory. Raises DataError."""
-    images, held = [], 0
+    """Read all samples into memory. Raises DataError."""
+    found, held = [], 0
     for batch in stream:
-        images.append(batch.x)
+        found.append(batch.x)
         held += batch.x.nbytes
         if held > most_bytes:
-            raise DataError(f"images of more than {most_bytes >> 20} MB in memory, expected less; set keep")
-    every = Samples(np.concatenate(images), stream.labels)
+            raise DataError(f"samples of more than {most_bytes >> 20} MB in memory, expected less; set keep")
+    every = Samples(np.concatenate(found), stream.labels, stream.groups)
     return ClientData(*(every.take(rows) for rows in stream.sets))
 
 
 def usable(data: ClientData, classes: Sequence[str], input: InputSpec, where: str, taker: str) -> ClientData:
-    """Return the data in the size of `input`. Raises DataError without training images, or for labels or channels that do not fit.
+    """Return the data in the shape of `input`. Raises DataError without training samples, or for labels or samples that do not fit.
 
     `where` begins the message, `taker` names what uses the data.
     """
@@ -150,10 +157,9 @@ def usable(data: ClientData, classes: Sequence[str], input: InputSpec, where: st
     for samples in (data.train, data.validation, data.test):
         if len(samples) and samples.y.max() >= len(classes):
             raise DataError(f"{where}labels up to {samples.y.max()}, {taker} takes {len(classes)} classes")
+    fit = modalities.of(input.kind).fit
     sets = (data.train, data.validation, data.test)
-    return ClientData(
-        *(replace(samples, x=pictures.fit(samples.x, input, f"{where}{taker}")) for samples in sets)
-    )
+    return ClientData(*(replace(samples, x=fit(samples.x, input, f"{where}{taker}")) for samples in sets))
 
 
 def streamer(
@@ -171,7 +177,7 @@ def streamer(
 def load_for(config: DeviceConfig, spec: DataSpec) -> tuple[ClientData, DataReport]:
     """Read the data that these settings name into memory.
 
-    Raises DataError: no source, fewer than two images, another number of channels than the extractor takes, labels outside the class list.
+    Raises DataError: no source, fewer than two samples, others than the extractor takes, labels outside the class list.
     """
     with recording(config):
         stream = _stream(config, replace(spec, index=_index(config, spec)))
@@ -183,9 +189,9 @@ def load_for(config: DeviceConfig, spec: DataSpec) -> tuple[ClientData, DataRepo
 
 
 def count_for(config: DeviceConfig, spec: DataSpec, progress: Progress = ignore) -> DataReport:
-    """Summarise the data that these settings name; the pictures of a folder are not decoded.
+    """Summarise the data that these settings name; of the files of a folder only headers are read.
 
-    progress: takes how many pictures are counted. Raises DataError as `load_for`.
+    progress: takes how many files are counted. Raises DataError as `load_for`.
     """
     with recording(config):
         kind, folder = location.parsed(config.data)
@@ -228,13 +234,13 @@ def _split(config: DeviceConfig) -> DeviceSplit:
 
 
 def _index(config: DeviceConfig, spec: DataSpec) -> FileIndex | None:
-    """What is known of the pictures in this size; None for other data, and before the first release."""
+    """What is known of the files for this input; None for other data, and before the first release."""
     if not config.reads_folder or spec.input is None:
         return None
-    key = _split(config).key
-    decoders = (__version__, version("pillow"), version("pillow-heif"))  # other ones may give other pixels
+    decoders = (__version__, version("pillow"), version("pillow-heif"))  # other ones may give other values
+    key, kind = _split(config).key, spec.input.kind
     reading = (decoders, spec.input, spec.limits, key)
-    return FileIndex(Path(config.folder) / FEATURES, reading, partial(facts_of, split_key=key))
+    return FileIndex(Path(config.folder) / FEATURES, reading, partial(facts_of, split_key=key, kind=kind))
 
 
 def with_settings(spec: DataSpec, config: DeviceConfig) -> DataSpec:

@@ -12,7 +12,9 @@ from edge_fl.errors import DataError, nearest
 from edge_fl.files.folder import walk
 from edge_fl.files.paths import raw
 
-KINDS = ("folder", "npz", "python")
+KINDS = ("folder", "npz", "python", "table")
+SUFFIXES = {".npz": "npz", ".csv": "table"}
+"""Kinds of single files."""
 
 
 def parsed(source: str) -> tuple[str, str]:
@@ -20,11 +22,16 @@ def parsed(source: str) -> tuple[str, str]:
     kind, _, location = source.partition(":")
     if location and kind in KINDS:
         return kind, location
-    if source.endswith(".npz") or Path(source).is_dir():
-        return "npz" if source.endswith(".npz") else "folder", source
+    if is_file(source) or Path(source).is_dir():
+        return SUFFIXES.get(source[-4:], "folder"), source
     raise DataError(
-        f"data source {source!r}: expected a folder, an .npz, or KIND:LOCATION{nearest(kind, KINDS)}"
+        f"data source {source!r}: expected a folder, an .npz, a .csv, or KIND:LOCATION{nearest(kind, KINDS)}"
     )
+
+
+def is_file(source: str) -> bool:
+    """Whether a source without a kind is a single file, by its suffix."""
+    return source.endswith(tuple(SUFFIXES))
 
 
 @dataclass(frozen=True)
@@ -42,13 +49,13 @@ class Snapshot:
 
 
 def snapshot(source: str) -> Snapshot:
-    """List the files of a folder, or the .npz; opens none. Raises DataError."""
+    """List the files of a folder, or the single file; opens none. Raises DataError."""
     kind, location = parsed(source)
     if kind == "python":
         return Snapshot()
     root = Path(location)
     digests = set()
-    for path in [root] if kind == "npz" else walk(root).files:
+    for path in walk(root).files if kind == "folder" else [root]:
         with suppress(OSError):
             digests.add(file_digest(path, path.stat()))
     return Snapshot(frozenset(digests))

@@ -1,6 +1,6 @@
 """Summary of a device's data in numbers, and the last one in FOLDER/data.json: for `device status`, and to notice a class that disappeared.
 
-It contains no image and, in what is sent, no file name.
+It contains no sample and, in what is sent, no file name.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ from edge_fl.data.samples import Labels
 from edge_fl.errors import DeadlineError, KilledError
 from edge_fl.failures import Failure
 from edge_fl.files import paths
+from edge_fl.inputs import Kind
+from edge_fl.modalities import ABOUT, About
 from edge_fl.modalities.limits import UNKNOWN_DEPTH, Depth
 from edge_fl_devices.storage import read_json, write_json
 
 MOST_NAMED = 3
 """Files that are named per reason."""
+MOST_REMARKS = 8
+"""Different remarks that are told, the most frequent ones."""
 FILE = "data.json"
 
 
 class Skipped(Counter[str]):
-    """Counts of unused files by reason; `names` are the first few of each, with details, for this machine only."""
+    """Counts of files by reason why they are unused, or by remark; `names` are the first few of each, with details, for this machine."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,13 +56,24 @@ def named(reason: str, count: int, names: Sequence[str]) -> str:
     return f"{count} {reason}: {', '.join(names)}{more}"
 
 
+def quality(remarks: Mapping[str, int], about: About, names: Mapping[str, Sequence[str]]) -> list[str]:
+    """Format the most frequent remarks on files, like "3 recordings: channel az is constant", with the first `names` of each."""
+    most = sorted(remarks.items(), key=lambda each: (-each[1], each[0]))[:MOST_REMARKS]
+    files = about.files.rpartition(" ")[2]
+    return [
+        named(f"{files.removesuffix('s') if count == 1 else files}: {remark}", count, names.get(remark, ()))
+        for remark, count in most
+    ]
+
+
 @dataclass(frozen=True)
 class DataReport:
-    """Samples per class over all three sets, and skipped files by reason.
+    """Samples per class over all three sets, and skipped files by reason. Of files that were not read yet each counts as one sample.
 
-    `hints` suggest classes for misspelt folders; `disappeared` are classes that had images at the previous count; `names` are the first
-    skipped files of each reason. `scenes`: groups of images that belong together (`edge_fl.data.grouping`), 0 before they were decoded;
-    `single` are classes whose images are all of one; `depth` is that of the 16-bit pictures.
+    `hints` suggest classes for misspelt folders; `disappeared` are classes that had samples at the previous count; `names` are the first
+    files of each reason and remark. `scenes`: groups of samples that belong together (`edge_fl.data.grouping`), 0 before they were read;
+    `single` are classes whose samples are all of one; `depth` is that of the 16-bit pictures; `remarks` counts used files by what is to be
+    said of their quality.
     """
 
     classes: tuple[str, ...]
@@ -70,25 +85,32 @@ class DataReport:
     scenes: int = 0
     single: tuple[str, ...] = ()
     depth: Depth = UNKNOWN_DEPTH
+    kind: Kind = "picture"
+    remarks: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def about(self) -> About:
+        """The words for these samples."""
+        return ABOUT[self.kind]
 
     def with_groups(self, y: Labels, groups: Groups) -> DataReport:
-        """The same with what is to be said of images with class ids y [n] in these groups [n]."""
+        """The same with what is to be said of samples with class ids y [n] in these groups [n]."""
         single = tuple(self.classes[label] for label in grouping.single(y, groups))
         return replace(self, scenes=grouping.count(groups, len(y)), single=single)
 
     @property
     def samples(self) -> int:
-        """Images in all three sets."""
+        """Samples in all three sets."""
         return sum(self.samples_per_class)
 
     @property
-    def with_images(self) -> set[str]:
-        """The classes that have images."""
+    def with_samples(self) -> set[str]:
+        """The classes that have samples."""
         return {name for name, count in zip(self.classes, self.samples_per_class, strict=True) if count}
 
     @property
     def per_class(self) -> str:
-        """Images of each class, such as "cat 3, dog 4"."""
+        """Samples of each class, such as "cat 3, dog 4"."""
         per_class = zip(self.classes, self.samples_per_class, strict=True)
         return ", ".join(f"{name} {count}" for name, count in per_class)
 
@@ -102,13 +124,17 @@ class DataReport:
         """Remarks for this device only, because they contain names of files and folders."""
         return [
             *(
-                f"skipped: {named(reason, self.skipped[reason], self.names[reason])}"
-                for reason in sorted(self.names)
-                if self.names[reason]
+                f"skipped: {named(reason, count, names)}"
+                for reason, count in sorted(self.skipped.items())
+                if (names := self.names.get(reason))
             ),
             *self.hints,
-            *(f"class {name!r} had images before and has none now" for name in self.disappeared),
+            *(
+                f"class {name!r} had {self.about.samples} before and has none now"
+                for name in self.disappeared
+            ),
             *self.scene_remarks,
+            *quality(self.remarks, self.about, self.names),
         ]
 
     @property
@@ -119,11 +145,15 @@ class DataReport:
             for reason, count in sorted(self.skipped.items())
         ]
         if self.disappeared:
-            notes.append(f"{len(self.disappeared)} classes had images before and have none now")
+            notes.append(f"{len(self.disappeared)} classes had {self.about.samples} before and have none now")
         notes += self._few_scenes
         if self.single:
             notes.append(
-                f"{len(self.single)} classes have pictures of one scene only: their accuracy cannot be measured"
+                f"{len(self.single)} classes have {self.about.samples} of one scene only: their accuracy cannot be measured"
+            )
+        if self.remarks:
+            notes.append(
+                f"{sum(self.remarks.values())} remarks on the quality of files: edge-fl device status"
             )
         notes += [self.depth.remark] if self.depth.remark else []
         return [*notes, "one_class"] if self.one_class else notes
@@ -132,7 +162,7 @@ class DataReport:
     def owner_notes(self) -> list[str]:
         """`local_notes`, then those of `notes` that say something else."""
         unnamed = {reason: count for reason, count in self.skipped.items() if not self.names.get(reason)}
-        others = replace(self, skipped=unnamed, disappeared=(), scenes=0, single=())
+        others = replace(self, skipped=unnamed, disappeared=(), scenes=0, single=(), remarks={})
         return [*self.local_notes, *others.notes]
 
     @property
@@ -141,14 +171,14 @@ class DataReport:
         return [
             *self._few_scenes,
             *(
-                f"class {name!r}: all pictures are of one scene; its accuracy cannot be measured"
+                f"class {name!r}: all {self.about.samples} are of one scene; its accuracy cannot be measured"
                 for name in self.single
             ),
         ]
 
     @property
     def _few_scenes(self) -> list[str]:
-        return [remark] if (remark := grouping.few(self.samples, self.scenes)) else []
+        return [remark] if (remark := grouping.few(self.samples, self.scenes, self.about.samples)) else []
 
 
 NOTHING_COUNTED = DataReport((), (), {})
@@ -169,9 +199,9 @@ def read(folder: Path) -> DataRecord:
 
 
 def remember(folder: Path, report: DataReport, *wanted: Sequence[str]) -> DataReport:
-    """Store the report; return it with the classes that had images before and have none now, if each list that is not empty has them."""
+    """Store the report; return it with the classes that had samples before and have none now, if each list that is not empty has them."""
     before = read(folder).report
-    gone = {*before.disappeared, *before.with_images} - report.with_images
+    gone = {*before.disappeared, *before.with_samples} - report.with_samples
     for classes in filter(None, wanted):
         gone &= {*classes}
     report = replace(report, disappeared=tuple(sorted(gone)))

@@ -1,4 +1,4 @@
-"""Data sources of a device: a folder per class, an .npz file, or a Python function; of them the images that its settings select.
+"""Data sources of a device: a folder per class, an .npz or .csv file, or a Python function; of them the samples that its settings select.
 
 To add a source: one function (location, spec -> SourceData) in SOURCES, and its kind in `location.KINDS`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import filecmp
 import importlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -18,20 +19,21 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
+from edge_fl import modalities
 from edge_fl.data.class_names import class_of, folder_remarks, nearest_class, outside
-from edge_fl.data.grouping import Groups
-from edge_fl.data.samples import Array, Indices, Samples, class_ids
+from edge_fl.data.datasets import given_input
+from edge_fl.data.samples import Array, Indices, Samples, as_groups, class_ids
 from edge_fl.errors import DataError, NoLabelsError, shortened
 from edge_fl.files import npz
 from edge_fl.files.folder import UNREADABLE, unusable, walk
 from edge_fl.files.paths import raw, text
-from edge_fl.inputs import InputSpec
-from edge_fl.modalities import ABOUT, UnusableFileError, pictures
+from edge_fl.inputs import InputSpec, Kind
+from edge_fl.modalities import ABOUT, About, UnusableFileError, kind_of_most
 from edge_fl.modalities.limits import UNKNOWN_DEPTH, Depth
 from edge_fl.threads import ahead
 from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.data.decoding_marker import FATAL, DecodingMarker
-from edge_fl_devices.data.file_index import FileIndex, SampleFacts, groups_of, origin
+from edge_fl_devices.data.file_index import FileFacts, SampleFacts, groups_of, origin
 from edge_fl_devices.data.location import KINDS, file_digest, file_key, parsed
 from edge_fl_devices.data.record import DataReport, Skipped
 from edge_fl_devices.data.spec import DataSpec, ReadSamples, SourceData, Wants
@@ -41,7 +43,6 @@ RESERVOIR = b"reservoir"
 LEFT_OUT = "of a class that this device leaves out"
 IN_TWO = "also in the folder of another class"
 BATCH = 32
-NO_GROUPS = np.empty(0, "U1")
 
 
 def of_classes(samples: Samples, classes: Sequence[str], spec: DataSpec) -> Indices:
@@ -59,7 +60,7 @@ def select(samples: Samples, classes: Sequence[str], spec: DataSpec, skipped: Co
     if left_out := len(samples) - len(kept):
         skipped[LEFT_OUT] += left_out
     if spec.keep and len(kept) > spec.keep:
-        skipped["beyond the images that this device keeps"] += len(kept) - spec.keep
+        skipped["beyond the samples that this device keeps"] += len(kept) - spec.keep
         if spec.policy == "reservoir":
             places = [position(samples.x[row], RESERVOIR) for row in kept]
             kept = np.sort(kept[np.argsort(places, kind="stable")[: spec.keep]])
@@ -67,23 +68,23 @@ def select(samples: Samples, classes: Sequence[str], spec: DataSpec, skipped: Co
             kept = kept[-spec.keep :]
     if not len(kept):
         raise DataError(
-            f"no image is left of {', '.join(spec.only)}; the source has {shortened(classes, 10)}"
+            f"no sample is left of {', '.join(spec.only)}; the source has {shortened(classes, 10)}"
         )
     return kept
 
 
-def select_files(files: Iterable[Path], spec: DataSpec) -> list[Path]:
-    """Return the pictures to read, at most `spec.keep`, in the given order; other files stay in the list, to be counted as skipped.
+def select_files(files: Iterable[Path], spec: DataSpec, kind: Kind = "picture") -> list[Path]:
+    """Return the files to read, at most `spec.keep` of this kind, in the given order; others stay in the list, to be counted as skipped.
 
     The fair sample takes the `keep` smallest hashes of the names: a reservoir that needs no state between calls.
     """
-    every = list(files)
-    pictures = [path for path in every if path.suffix.lower() in ABOUT["picture"].suffixes]
-    if not spec.keep or len(pictures) <= spec.keep:
+    every, suffixes = list(files), ABOUT[kind].suffixes
+    usable = [path for path in every if path.suffix.lower() in suffixes]
+    if not spec.keep or len(usable) <= spec.keep:
         return every
     order: Callable[[Path], float] = _newest_first if spec.policy == "newest" else _name_position
-    kept = set(sorted(pictures, key=order)[: spec.keep])
-    return [path for path in every if path in kept or path.suffix.lower() not in ABOUT["picture"].suffixes]
+    kept = set(sorted(usable, key=order)[: spec.keep])
+    return [path for path in every if path in kept or path.suffix.lower() not in suffixes]
 
 
 def _newest_first(path: Path) -> float:
@@ -98,45 +99,62 @@ def _name_position(path: Path) -> float:
 
 
 def read(source: str, spec: DataSpec) -> SourceData:
-    """Read a source, given as KIND:LOCATION with a kind of SOURCES, or as a folder or an .npz. Raises DataError, also between batches.
+    """Read a source, given as KIND:LOCATION with a kind of SOURCES, or as a folder, an .npz or a .csv. Raises DataError, also between batches.
 
-    Array are resized to `spec.input`.
+    Samples get the shape of `spec.input`.
     """
     kind, location = parsed(source)
-    if spec.input:
-        pictures._require_picture(spec.input, source)
     return SOURCES[kind](location, spec)
 
 
 @dataclass(frozen=True)
 class LabelledFolder:
-    """Labelled picture files of a folder, and what was skipped; `hints` name folders that are probably a misspelt class."""
+    """Labelled files of one kind in a folder, and what was skipped; `hints` name folders that are probably a misspelt class.
+
+    other: the kind of most files that are of another kind, None if there are none.
+    """
 
     root: Path
     classes: tuple[str, ...]
+    kind: Kind = "picture"
     files: list[tuple[Path, int]] = field(default_factory=list)
     skipped: Skipped = field(default_factory=Skipped)
+    remarks: Skipped = field(default_factory=Skipped)
     hints: tuple[str, ...] = ()
+    other: Kind | None = None
     depth: Depth = UNKNOWN_DEPTH
 
+    @property
+    def about(self) -> About:
+        """The words for these samples."""
+        return ABOUT[self.kind]
+
     def require(self, usable: int, spec: DataSpec) -> None:
-        """Raise DataError for no usable picture or too many; NoLabelsError for fewer than two if no other file or folder is there."""
-        if usable > spec.limits.max_samples:
-            raise DataError(
-                f"{text(self.root)}: more than {spec.limits.max_samples} samples; at most {spec.limits}"
-            )
+        """Raise DataError for no usable sample or too many; NoLabelsError for fewer than two if no other file or folder is there."""
+        about, most = self.about, spec.limits.max_samples
+        if usable > most:
+            raise DataError(f"{text(self.root)}: more than {most} {about.samples}; expected at most so many")
         if not usable:
             why = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items()) or "no files"
             where = shortened(self.classes, 10) or "a folder per class"
             hints = "".join(f"; {hint}" for hint in self.hints)
-            message = f"{text(self.root)}: no usable image ({why}); expected pictures in {where}{hints}"
+            if self.other and spec.input:
+                hints += f"; the files are {ABOUT[self.other].files} ({self.other}), but {_taken(spec.input)}"
+            message = f"{text(self.root)}: no usable {about.sample} ({why}); expected {about.files} in {where}{hints}"
             raise DataError(message) if self.skipped or self.hints else NoLabelsError(message)
         if usable == 1 and not (self.skipped or self.hints):
-            raise NoLabelsError(f"{text(self.root)}: 1 usable image, expected 2 or more")
+            raise NoLabelsError(f"{text(self.root)}: 1 usable {about.sample}, expected 2 or more")
+
+
+def _taken(input: InputSpec) -> str:
+    return f"the release takes {ABOUT[input.kind].samples} ({input.kind})"
 
 
 def scan(location: str, spec: DataSpec) -> LabelledFolder:
-    """List the pictures of a folder with their class ids; decodes none. Raises DataError for a missing folder."""
+    """List the files of samples in a folder with their class ids; opens none. Raises DataError for a missing folder.
+
+    They are of the kind that the extractor takes, before the first release of that of most files.
+    """
     root = Path(location)
     if not root.is_dir():
         raise DataError(f"{text(root)}: no such folder; expected one folder per class in it")
@@ -144,11 +162,14 @@ def scan(location: str, spec: DataSpec) -> LabelledFolder:
     names = {folder: class_of(folder) for folder in listing.folders}
     classes = spec.classes or tuple(sorted({name for name in names.values() if name}))
     hints = (*folder_remarks(listing, spec.classes), *_hints(names.values(), classes))
-    found = LabelledFolder(root, classes, hints=hints)
+    counted = list(_counted(listing.files, spec.files))
+    kind = spec.input.kind if spec.input else kind_of_most(counted) or "picture"
+    others = [path for path in counted if path.suffix.lower() not in ABOUT[kind].suffixes]
+    found = LabelledFolder(root, classes, kind, hints=hints, other=kind_of_most(others))
     for path, reason in listing.skipped:
         found.skipped.add(path, reason, root=root)
-    for path in select_files(_counted(listing.files, spec.files), spec):
-        if reason := _skip_reason(path, root, classes, spec.only):
+    for path in select_files(counted, spec, kind):
+        if reason := _skip_reason(path, found, spec.only):
             found.skipped[reason] += 1
         else:
             found.files.append((path, classes.index(names[path.parent.name])))
@@ -164,48 +185,58 @@ def _counted(files: Iterable[Path], digests: frozenset[bytes] | None) -> Iterato
 
 
 def count(location: str, spec: DataSpec, progress: Progress = ignore) -> DataReport:
-    """Count the pictures of a folder by what is known of them, else by their headers; they may differ in size. Raises DataError.
+    """Count the samples of a folder by what is known of its files, else one per file, by its header. Raises DataError.
 
-    Their groups are counted once all are known.
-    Of 16-bit pictures a sample is decoded.
+    Their groups are counted once all are known. Of 16-bit pictures a sample is decoded.
     """
 
-    def check(path: Path) -> tuple[SampleFacts, None]:
+    def check(path: Path, stat: os.stat_result) -> tuple[FileFacts, None]:
         try:
-            pictures.check(path, spec.limits)
+            modalities.of(found.kind).check(path, spec.limits)
         except UnusableFileError as error:
-            return SampleFacts(reason=error.reason, detail=error.detail), None
-        return SampleFacts(), None
+            return FileFacts(reason=error.reason, detail=error.detail), None
+        return FileFacts(), None
 
     found = scan(location, spec)
     with _marked(found, spec) as marker:
-        found = replace(found, depth=depth_of([path for path, _ in found.files], spec, marker))
+        found = replace(found, depth=depth_of(found, spec, marker))
         usable = list(_usable(found, spec, marker, check, progress=progress))
-    require_two(len(usable))
-    labels, facts = np.array([each.label for each in usable], np.int64), [each.facts for each in usable]
+    if found.kind == "picture":  # a recording may have many samples
+        require_two(len(usable), found.about.sample)
+    labels = np.array([each.label for each in usable for _ in each.facts.samples or [None]], np.int64)
+    facts = [sample for each in usable for sample in each.samples]
     counts = np.bincount(labels, minlength=len(found.classes)).tolist()
-    skipped = found.skipped
     report = DataReport(
-        found.classes, tuple(counts), skipped, found.hints, names=skipped.names, depth=found.depth
+        found.classes,
+        tuple(counts),
+        found.skipped,
+        found.hints,
+        names=found.skipped.names | found.remarks.names,
+        depth=found.depth,
+        kind=found.kind,
+        remarks=found.remarks,
     )
-    return report.with_groups(labels, groups_of(facts)) if all(each.key for each in facts) else report
+    known = all(each.facts.samples for each in usable)
+    return report.with_groups(labels, groups_of(facts, kind=found.kind)) if known else report
 
 
 def folder(location: str, spec: DataSpec) -> SourceData:
-    """Read `<location>/<class name>/*.png|jpg|...`; other files and folders outside the class list are skipped and counted.
+    """Read `<location>/<class name>/*.png|jpg|csv|...`; other files and folders outside the class list are skipped and counted.
 
-    The pictures are decoded in a thread, one at a time; not those whose facts in `spec.index` are enough.
+    The files are read in a thread, one at a time; not those whose facts in `spec.index` are enough.
     """
     found = scan(location, spec)
     with _marked(found, spec) as marker:
-        found = replace(found, depth=depth_of([path for path, _ in found.files], spec, marker))
+        found = replace(found, depth=depth_of(found, spec, marker))
     return SourceData(
         found.classes,
-        lambda wants: ahead(_batches(_decoded(found, spec, wants))),
+        lambda wants: ahead(_batches(_read_all(found, spec, wants))),
         skipped=found.skipped,
         hints=found.hints,
         total=len(found.files),
         depth=found.depth,
+        kind=found.kind,
+        remarks=found.remarks,
     )
 
 
@@ -215,15 +246,15 @@ def _marked(found: LabelledFolder, spec: DataSpec) -> Iterator[DecodingMarker]:
     with closing(DecodingMarker(spec.index.path.parent if spec.index else None)) as marker:
         marker.settle(
             (path for path, _ in found.files),
-            lambda path: pictures.decode(path, spec.input, spec.limits, spec.bits),
+            lambda path: modalities.of(found.kind).read(path, spec.input, spec.limits, spec.bits),
         )
         yield marker
 
 
-def depth_of(files: Sequence[Path], spec: DataSpec, marker: DecodingMarker) -> Depth:
+def depth_of(found: LabelledFolder, spec: DataSpec, marker: DecodingMarker) -> Depth:
     """Return the bits that 16-bit pictures use: those of the settings, or of a sample of the files."""
 
-    def known(path: Path) -> pictures.Used | None:
+    def known(path: Path) -> tuple[int, bool] | None:
         if marker.is_fatal(path):
             return 0, False
         with suppress(OSError):
@@ -231,51 +262,72 @@ def depth_of(files: Sequence[Path], spec: DataSpec, marker: DecodingMarker) -> D
                 return facts.used
         return None
 
+    if found.kind != "picture":
+        return UNKNOWN_DEPTH
+    from edge_fl.modalities import pictures  # here: other devices need no Pillow
+
+    files = [path for path, _ in found.files]
     return Depth(spec.bits) if spec.bits else pictures.depth_of(files, spec.limits, known, marker.of)
 
 
-class _Picture(NamedTuple):
-    """A picture with its class id; its pixels [C, H, W], unless its facts are enough; and its facts, without an index only its origin."""
+class _File(NamedTuple):
+    """A file with its class id; the values of its samples [n, ...], unless their facts are enough; and its facts and its key."""
 
     path: Path
     label: int
-    pixels: Array | None
-    facts: SampleFacts
+    x: Array | None
+    facts: FileFacts
+    key: bytes
+
+    @property
+    def samples(self) -> tuple[SampleFacts, ...]:
+        """The facts of its samples; without an index they have only an origin and the file's key."""
+        return self.facts.of(self.key)
+
+
+Read = Callable[[Path, os.stat_result], tuple[FileFacts, Array | None]]
 
 
 def _usable(
     found: LabelledFolder,
     spec: DataSpec,
     marker: DecodingMarker,
-    read: Callable[[Path], tuple[SampleFacts, Array | None]],
+    read: Read,
     wants: Wants = lambda key: False,
     progress: Progress = ignore,
-) -> Iterator[_Picture]:
-    """Yield the usable pictures, with what is known of them, else what `read` finds; the others count as skipped, and so does a copy of a
-    picture in the folder of another class, once its pixels are known.
+) -> Iterator[_File]:
+    """Yield the usable files, with what is known of them, else what `read` finds; the others count as skipped, and so does a copy of a
+    file in the folder of another class, once its samples are known.
 
-    wants: whether to read a picture with this key although it is known. Raises DataError at the end as `LabelledFolder.require`.
+    wants: whether to read a sample with this key although it is known. Raises DataError at the end as `LabelledFolder.require`.
     """
     usable, seen = 0, dict[bytes, tuple[Path, int]]()
     for number, (path, label) in enumerate(found.files):
         if number % BATCH == 0:
             progress(number, len(found.files))
-        facts, pixels = _known(path, spec.index, found.depth, marker), None
-        if facts is None or (not facts.reason and wants(facts.key)):
+        try:
+            stat = path.stat()
+        except OSError:  # deleted since it was listed
+            found.skipped.add(path, UNREADABLE, root=found.root)
+            continue
+        facts, x = _known(path, stat, found, spec, marker), None
+        if facts is None or any(wants(each.key) for each in facts.samples):
             with marker.of(path):
-                facts, pixels = read(path)
+                facts, x = read(path, stat)
         if facts.reason:
             found.skipped.add(path, facts.reason, facts.detail, root=found.root)
             continue
-        first = seen.setdefault(facts.key, (path, label)) if facts.key else (path, label)
+        first = seen.setdefault(facts.content, (path, label)) if facts.content else (path, label)
         if first[1] != label and _are_same(first[0], path):
             other = text(first[0].relative_to(found.root))
             found.skipped.add(path, IN_TWO, f"the same as {other}, which counts", root=found.root)
             continue
-        usable += 1
+        for remark in facts.remarks:
+            found.remarks.add(path, remark, root=found.root)
+        usable += max(1, len(facts.samples))
         if usable > spec.limits.max_samples:
             break
-        yield _Picture(path, label, pixels, structs.replace(facts, file=_file_key(path)))
+        yield _File(path, label, x, facts, file_key(stat))
     found.require(usable, spec)
 
 
@@ -287,80 +339,97 @@ def _are_same(one: Path, other: Path) -> bool:
         return False
 
 
-def _decoded(found: LabelledFolder, spec: DataSpec, wants: Wants) -> Iterator[_Picture]:
-    first = None
-    with _marked(found, spec) as marker:
-        for each in _usable(found, spec, marker, lambda path: _read(path, spec, found.depth), wants):
-            if each.pixels is not None:
-                first = each.pixels.shape if first is None else first
-                if each.pixels.shape != first:
-                    raise DataError(
-                        f"{text(each.path)}: {list(each.pixels.shape)}, but the first image is {list(first)}; expected one shape"
-                    )
-            yield each
-
-
-def _file_key(path: Path) -> bytes:
-    with suppress(OSError):
-        return file_key(path.stat())
-    return b""
-
-
-def _known(path: Path, index: FileIndex | None, depth: Depth, marker: DecodingMarker) -> SampleFacts | None:
+def _known(
+    path: Path, stat: os.stat_result, found: LabelledFolder, spec: DataSpec, marker: DecodingMarker
+) -> FileFacts | None:
     """What is known of a file: that its decoding is fatal, or what the index knows from the same range of 16-bit pictures."""
     if marker.is_fatal(path):
-        return SampleFacts(reason=FATAL)
-    with suppress(OSError):
-        facts = index.find(path, path.stat()) if index else None
-        return facts if facts and facts.bits == depth.scale else None
-    return None
+        return FileFacts(reason=FATAL)
+    facts = spec.index.find(path, stat) if spec.index else None
+    return facts if facts and facts.bits == found.depth.scale else None
 
 
-def _read(path: Path, spec: DataSpec, depth: Depth) -> tuple[SampleFacts, Array | None]:
-    """Decode a file, and let the index know what it is: with another content its facts are others, too."""
-    index = spec.index
+class _Sample(NamedTuple):
+    """A sample with its class id; its values, unless its facts are enough."""
+
+    label: int
+    x: Array | None
+    facts: SampleFacts
+
+
+def _read_all(found: LabelledFolder, spec: DataSpec, wants: Wants) -> Iterator[_Sample]:
+    first = None
+    with _marked(found, spec) as marker:
+        for each in _usable(found, spec, marker, lambda path, stat: _read(path, stat, found, spec), wants):
+            if each.x is not None:
+                first = each.x.shape[1:] if first is None else first
+                if each.x.shape[1:] != first:
+                    raise DataError(
+                        f"{text(each.path)}: {list(each.x.shape[1:])}, but the first {found.about.sample} is {list(first)};"
+                        " expected one shape"
+                    )
+            for row, facts in enumerate(each.samples):
+                yield _Sample(each.label, None if each.x is None else each.x[row], facts)
+
+
+def _read(
+    path: Path, stat: os.stat_result, found: LabelledFolder, spec: DataSpec
+) -> tuple[FileFacts, Array | None]:
+    """Read a file, and let the index know what it is: with another content its facts are others, too."""
+    index, depth = spec.index, found.depth
     try:
-        stat = path.stat() if index else None
-        pixels = pictures.decode(path, spec.input, spec.limits, depth.bits)
-        header = pictures.header(path, spec.limits)
-        comes_from = origin(path, header)
-        used = pictures.bits_used(path, spec.limits) if header.wide and index else (0, False)
+        x, remarks = modalities.of(found.kind).read(path, spec.input, spec.limits, depth.bits)
+        if not len(x):
+            raise UnusableFileError(path, f"no {found.about.sample} in it")
+        facts = FileFacts(tuple(map(index.facts, x)) if index else (SampleFacts(),) * len(x), remarks=remarks)
+        facts = _with_depth(facts, path, found, spec)
     except OSError:
-        return SampleFacts(reason=UNREADABLE), None
+        return FileFacts(reason=UNREADABLE), None
     except UnusableFileError as error:
-        facts = SampleFacts(reason=error.reason, detail=error.detail, bits=depth.scale)
-        if index and stat and not error.passing:
+        facts = FileFacts(reason=error.reason, detail=error.detail, bits=depth.scale)
+        if index and not error.passing:
             with suppress(UnusableFileError):  # a picture may use more bits than the others
-                facts = structs.replace(facts, used=pictures.bits_used(path, spec.limits))
+                facts = _with_depth(facts, path, found, spec)
             index.add(path, stat, facts)
         return facts, None
-    if index is None or stat is None:
-        return SampleFacts(origin=comes_from), pixels
-    facts = structs.replace(index.facts(pixels), origin=comes_from, bits=depth.scale, used=used)
-    index.add(path, stat, facts)
-    return facts, pixels
+    if index:
+        index.add(path, stat, facts)
+    return facts, x
 
 
-def _batches(read: Iterator[_Picture]) -> Iterator[ReadSamples]:
+def _with_depth(facts: FileFacts, path: Path, found: LabelledFolder, spec: DataSpec) -> FileFacts:
+    """Add to the facts of a picture its origin, and the bits that it uses. Raises UnusableFileError."""
+    if found.kind != "picture":
+        return facts
+    from edge_fl.modalities import pictures  # as above
+
+    header = pictures.header(path, spec.limits)
+    used = pictures.bits_used(path, spec.limits) if header.wide and spec.index else (0, False)
+    return structs.replace(facts, origin=origin(path, header), bits=found.depth.scale, used=used)
+
+
+def _batches(read: Iterator[_Sample]) -> Iterator[ReadSamples]:
     while batch := list(islice(read, BATCH)):
-        rows = [row for row, picture in enumerate(batch) if picture.pixels is not None]
-        pixels = [picture.pixels for picture in batch if picture.pixels is not None]
+        rows = [row for row, each in enumerate(batch) if each.x is not None]
+        values = [each.x for each in batch if each.x is not None]
         yield ReadSamples(
-            np.array([picture.label for picture in batch], np.int64),
-            np.stack(pixels) if pixels else np.empty((0, 0, 0, 0), np.uint8),
+            np.array([each.label for each in batch], np.int64),
+            np.stack(values) if values else np.empty(0),
             np.array(rows, np.int64),
-            [picture.facts for picture in batch],
+            [each.facts for each in batch],
         )
 
 
 def archive(location: str, spec: DataSpec) -> SourceData:
     """Read an .npz with x and y, or x_train, y_train, x_test, y_test (and x_validation, y_validation), whose split is kept.
 
-    groups [N], or groups_train and so on, optional: numbers or strings; images with the same one belong together.
+    groups [N], or groups_train and so on, optional: numbers or strings; samples with the same one belong together. input, optional: an
+    `InputSpec` as JSON.
     """
-    if Path(location).exists() and (reason := unusable(Path(location))):
+    path = Path(location)
+    if path.exists() and (reason := unusable(path)):
         raise DataError(f"{location}: {reason}; expected an .npz")
-    content = npz.read(Path(location))
+    content = npz.read(path)
     train = "" if {"x", "y"} <= content.keys() else "_train"
     parts = [part for part in (train, "_validation", "_test") if {f"x{part}", f"y{part}"} <= content.keys()]
     if train not in parts:
@@ -368,19 +437,26 @@ def archive(location: str, spec: DataSpec) -> SourceData:
             f"{location}: holds {', '.join(content) or 'nothing'}; expected x and y, or x_train and y_train"
         )
     classes = spec.classes or _names([content[f"y{part}"] for part in parts], location)
+    kind = _kind(content[f"x{train}"], spec.input, given_input(content, path), location)
     samples = {
-        part: Samples.of(content[f"x{part}"], content[f"y{part}"], classes, f"{location} (x{part})")
+        part: Samples.of(content[f"x{part}"], content[f"y{part}"], classes, f"{location} (x{part})", kind)
         for part in parts
     }
     if not all(len(samples[part]) for part in (train, "_test") if part in samples):
         raise DataError(f"{location}: no samples to train or to test on")
     if len({part.shape for part in samples.values()}) > 1:
-        raise DataError(f"{location}: train, validation and test images differ in shape; expected one")
-    given = {
-        part: _groups(content.get(f"groups{part}"), len(samples[part]), f"{location} (groups{part})")
+        raise DataError(
+            f"{location}: train, validation and test {ABOUT[kind].samples} differ in shape; expected one"
+        )
+    names = [
+        _groups(content.get(f"groups{part}"), len(samples[part]), f"{location} (groups{part})")
         for part in parts
-    }
-    return _of_arrays(location, classes, spec, samples.pop(train), samples, {"": given.pop(train), **given})
+    ]
+    numbers = as_groups(np.concatenate(names), sum(map(len, names)), location)
+    own = np.split(numbers, np.cumsum([len(each) for each in names])[:-1])
+    for part, groups in zip(parts, own, strict=True):
+        samples[part] = replace(samples[part], groups=groups)
+    return _of_arrays(location, classes, spec, kind, samples.pop(train), samples)
 
 
 def function(location: str, spec: DataSpec) -> SourceData:
@@ -397,68 +473,103 @@ def function(location: str, spec: DataSpec) -> SourceData:
             f"{where}: {type(error).__name__}: {error}; expected package.module:function that returns (x, y) or (x, y, groups)"
         ) from error
     x, y = np.asarray(x), np.asarray(y)
-    classes = spec.classes or _names([y], where)
-    samples = Samples.of(x, y, classes, where)
-    given = np.asarray(groups[0]) if groups else None
-    return _of_arrays(
-        where, classes, spec, samples, {}, {"": _groups(given, len(samples), f"{where} (groups)")}
-    )
+    classes, kind = spec.classes or _names([y], where), _kind(x, spec.input, None, where)
+    given = _groups(np.asarray(groups[0]) if groups else None, len(y), f"{where} (groups)")
+    return _of_arrays(where, classes, spec, kind, Samples.of(x, y, classes, where, kind, given), {})
+
+
+def table(location: str, spec: DataSpec) -> SourceData:
+    """Read a CSV file with a sample in each row, a column of classes, and perhaps one of groups (`edge_fl.modalities.tables`)."""
+    from edge_fl.modalities import tables  # here: for other data it is not needed
+
+    if spec.input:
+        modalities.require_kind(spec.input, "table", location)
+    path = Path(location)
+    found = tables.rows(path, spec.input, spec.classes, limits=spec.limits)
+    if not len(found.x):
+        raise DataError(f"{location}: no usable row ({'; '.join(found.remarks)})")
+    groups = np.array(found.groups, str) if found.groups else None
+    samples = Samples.of(found.x, found.y, found.classes, location, "table", groups)
+    content = _of_arrays(location, found.classes, spec, "table", samples, {})
+    for remark in found.remarks:
+        content.remarks.add(path, remark, root=path.parent)
+    return content
+
+
+def _kind(x: Array, taken: InputSpec | None, given: InputSpec | None, where: str) -> Kind:
+    """What samples of an array are: as its file says, else as the extractor takes them; without either floats [N, F] are a table, and
+    [N, C, T] a series. Raises DataError if the extractor takes others.
+    """
+    if given and taken and (given.kind, given.rate) != (taken.kind, taken.rate):
+        at = " at {:g} Hz".format
+        raise DataError(
+            f"{where}: {ABOUT[given.kind].samples} ({given.kind}){at(given.rate) if given.rate else ''},"
+            f" but {_taken(taken)}{at(taken.rate) if taken.rate else ''}"
+        )
+    if known := given or taken:
+        return known.kind
+    kinds: dict[int, Kind] = {2: "table", 3: "series"}
+    return kinds.get(x.ndim, "picture") if x.dtype.kind == "f" else "picture"
 
 
 def _of_arrays(
     where: str,
     classes: tuple[str, ...],
     spec: DataSpec,
+    kind: Kind,
     train: Samples,
     others: dict[str, Samples],
-    groups: dict[str, Array],
 ) -> SourceData:
-    """Select from arrays; with a "_test" set among the `others` their split is kept. groups: of each set, that of `train` under ""."""
+    """Select from arrays; with a "_test" set among the `others` their split is kept."""
     skipped = Skipped()
-    rows = select(train, classes, spec, skipped)
-    train, given = train.take(rows), [groups[""][rows]]
+    train = train.take(select(train, classes, spec, skipped))
     if "_test" not in others:
-        batches, side = resized([train], spec.input, where), min(train.shape[1:])
-        return SourceData(classes, lambda wants: batches, skipped=skipped, groups=_numbered(given), side=side)
-    sets = [train]
-    for part in ("_validation", "_test"):
-        samples = others.get(part, train.take(np.empty(0, np.int64)))
-        rows = of_classes(samples, classes, spec)
-        sets.append(samples.take(rows))
-        given.append(groups.get(part, NO_GROUPS)[rows])
+        return of_sets([train], classes, None, spec.input, where, kind, skipped)
+    none = train.take(np.empty(0, np.int64))
+    rest = [others.get(part, none) for part in ("_validation", "_test")]
+    sets = [train, *(each.take(of_classes(each, classes, spec)) for each in rest)]
     sizes = (len(train), len(sets[1]), len(sets[2]))
-    batches, side = resized(sets, spec.input, where), min(train.shape[1:])
-    return SourceData(classes, lambda wants: batches, sizes, skipped, groups=_numbered(given), side=side)
+    return of_sets(sets, classes, sizes, spec.input, where, kind, skipped)
+
+
+def of_sets(
+    sets: Sequence[Samples],
+    classes: tuple[str, ...],
+    sizes: tuple[int, int, int] | None,
+    input: InputSpec | None,
+    where: str,
+    kind: Kind,
+    skipped: Skipped | None = None,
+) -> SourceData:
+    """The content of arrays of a kind, in the shape of `input`; `sizes` as of `SourceData`."""
+    groups = [each.groups if len(each.groups) else np.full(len(each), -1) for each in sets]
+    batches, side = _fitted(sets, input, where), modalities.of(kind).side(sets[0].x)
+    together = np.concatenate(groups)
+    skipped = Skipped() if skipped is None else skipped
+    return SourceData(classes, lambda wants: batches, sizes, skipped, groups=together, side=side, kind=kind)
 
 
 def _groups(given: Array | None, count: int, where: str) -> Array:
-    """Check the groups of `count` images, numbers or strings; return them as strings, "" without any."""
+    """Check the groups of `count` samples, numbers or strings; return them as strings, "" without any."""
     if given is None:
         return np.full(count, "")
     if given.shape != (count,) or given.dtype.kind not in "iuUS":
         raise DataError(
-            f"{where}: {given.dtype} {list(given.shape)}, expected {count} whole numbers or strings, one per image"
+            f"{where}: {given.dtype} {list(given.shape)}, expected {count} whole numbers or strings, one per sample"
         )
     return given.astype(str)
 
 
-def _numbered(given: list[Array]) -> Groups:
-    """Return groups of all sets as numbers, -1 for ""."""
-    names, numbers = np.unique(np.concatenate(given), return_inverse=True)
-    found: Groups = np.where(names[numbers] == "", -1, numbers).astype(np.int64)
-    return found
-
-
-def resized(sets: Iterable[Samples], input: InputSpec | None, where: str) -> Iterator[Samples]:
-    """Yield the samples of all sets in batches, in the size that the extractor takes."""
+def _fitted(sets: Iterable[Samples], input: InputSpec | None, where: str) -> Iterator[Samples]:
+    """Yield the samples of all sets in batches, in the shape that the extractor takes."""
     for samples in sets:
         for start in range(0, len(samples), BATCH):
             x, y = samples.x[start : start + BATCH], samples.y[start : start + BATCH]
-            yield Samples(pictures.fit(x, input, where) if input else x, y)
+            yield Samples(modalities.of(input.kind).fit(x, input, where) if input else x, y)
 
 
 SOURCES: dict[str, Callable[[str, DataSpec], SourceData]] = dict(
-    zip(KINDS, (folder, archive, function), strict=True)
+    zip(KINDS, (folder, archive, function, table), strict=True)
 )
 
 
@@ -469,15 +580,16 @@ def _hints(folders: Iterable[str], classes: tuple[str, ...]) -> Iterator[str]:
             yield f"folder {name!r} is not a class: did you mean {near!r}?"
 
 
-def _skip_reason(path: Path, root: Path, classes: tuple[str, ...], only: tuple[str, ...]) -> str:
-    if path.parent.parent != root:
+def _skip_reason(path: Path, found: LabelledFolder, only: tuple[str, ...]) -> str:
+    if path.parent.parent != found.root:
         return "not directly in a class folder"
     name = class_of(path.parent.name)
-    if name not in classes:
-        return outside(path.parent.name, classes)
+    if name not in found.classes:
+        return outside(path.parent.name, found.classes)
     if only and name not in only:
         return LEFT_OUT
-    return "" if path.suffix.lower() in ABOUT["picture"].suffixes else "not a picture file"
+    suffixes, a = found.about.suffixes, "an" if found.kind == "audio" else "a"
+    return "" if path.suffix.lower() in suffixes else f"not {a} {found.kind} file"
 
 
 def _names(labels: list[Array], where: str) -> tuple[str, ...]:

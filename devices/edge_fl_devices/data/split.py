@@ -1,8 +1,8 @@
-"""Split a device's images into train, validation and test set.
+"""Split a device's samples into train, validation and test set.
 
-The set of an image that is alone depends only on its pixels and the seed: new images never move it from test to train, and copies of one
-image are always in the same set. Images of one group (`edge_fl.data.grouping`) are in the same set: that of the group's first image, by
-capture time, else by a second hash. So a group stays where it is as later images join it; without times it may move with each new image,
+The set of a sample that is alone depends only on its values and the seed: new samples never move it from test to train, and copies of one
+sample are always in the same set. Samples of one group (`edge_fl.data.grouping`) are in the same set: that of the group's first sample, by
+capture time, else by a second hash. So a group stays where it is as later samples join it; without times it may move with each new sample,
 with a probability of one divided by its size.
 """
 
@@ -23,12 +23,12 @@ from edge_fl.errors import DataError
 from edge_fl.seeds import seed_for
 
 Sets = tuple[Indices, Indices, Indices]
-"""Positions of the train, validation and test images in the order of reading."""
+"""Positions of the train, validation and test samples in the order of reading."""
 
 
 @dataclass(frozen=True)
 class DeviceSplit:
-    """Split by a keyed hash of each image. The fractions hold on average; `validation_fraction` is of the images outside the test set."""
+    """Split by a keyed hash of each sample. The fractions hold on average; `validation_fraction` is of the samples outside the test set."""
 
     test_fraction: float = 0.25
     validation_fraction: float = 0.1
@@ -42,10 +42,10 @@ class DeviceSplit:
     def sets(
         self, positions: Sequence[float], groups: Groups | None = None, times: Sequence[float] = ()
     ) -> Sets:
-        """Assign images by their positions (`position` with `key`), with their `groups` [n] (default: all alone) and capture times.
+        """Assign samples by their positions (`position` with `key`), with their `groups` [n] (default: all alone) and capture times.
 
-        Train and test get at least one group each; a group of more than half of the images trains, and so does a single group: then the
-        test set is empty. Raises DataError for fewer than two images.
+        Train and test get at least one group each; a group of more than half of the samples trains, and so does a single group: then the
+        test set is empty. Raises DataError for fewer than two samples.
         """
         require_two(len(positions))
         hashes = np.asarray(positions)
@@ -67,15 +67,15 @@ class DeviceSplit:
 SPLIT = DeviceSplit()
 
 
-def require_two(samples: int) -> None:
+def require_two(count: int, sample: str = "sample") -> None:
     """Raise DataError for fewer samples than a split needs."""
-    if samples < 2:
-        raise DataError(f"{samples} usable image, expected 2 or more (one to train, one to test)")
+    if count < 2:
+        raise DataError(f"{count} usable {sample}, expected 2 or more (one to train, one to test)")
 
 
-def position(image: Array, key: bytes) -> float:
-    """Hash an image's pixels to a number in 0..1."""
-    return hashed(np.ascontiguousarray(image).data, key)
+def position(sample: Array, key: bytes) -> float:
+    """Hash a sample's values to a number in 0..1."""
+    return hashed(np.ascontiguousarray(sample).data, key)
 
 
 def hashed(content: bytes | memoryview, key: bytes) -> float:
@@ -83,14 +83,14 @@ def hashed(content: bytes | memoryview, key: bytes) -> float:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8, key=key).digest(), "big") / 2**64
 
 
-def key(image: Array) -> bytes:
-    """Return the sha256 of an image's shape and pixels."""
-    header = f"{image.dtype}{image.shape}".encode()
-    return hashlib.sha256(header + np.ascontiguousarray(image).tobytes()).digest()
+def key(sample: Array) -> bytes:
+    """Return the sha256 of a sample's shape and values."""
+    header = f"{sample.dtype}{sample.shape}".encode()
+    return hashlib.sha256(header + np.ascontiguousarray(sample).tobytes()).digest()
 
 
 def _first_of_each(group: Groups, hashes: Array, times: Sequence[float]) -> Indices:
-    """The row of the image of each group that decides on its set: the earliest one, or by a second hash, since the smallest position would
+    """The row of the sample of each group that decides on its set: the earliest one, or by a second hash, since the smallest position would
     put every large group into the test set.
     """
     if len(group) == group.max() + 1:

@@ -118,11 +118,11 @@ def data(config: DeviceConfig) -> Iterator[DeviceCheck]:
         return
     report = inspection.report
     if report is None:
-        remedy = "one folder per class with pictures in it, or an .npz with x and y"
+        remedy = "one folder per class with files of samples in it, an .npz with x and y, or a CSV file with a column of classes"
         yield DeviceCheck("data", "failed", inspection.trouble, remedy)
         return
     yield DeviceCheck("speed", "ok", str(inspection.speed).removeprefix("measured: "))
-    yield DeviceCheck("data", "ok", f"{report.samples} images: {report.per_class}"[:400])
+    yield DeviceCheck("data", "ok", f"{report.samples} {report.about.samples}: {report.per_class}"[:400])
     for note in report.owner_notes:
         yield DeviceCheck("data", "warning", note, "see docs/devices.md, sections Data and Pictures")
 

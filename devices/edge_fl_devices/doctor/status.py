@@ -9,6 +9,7 @@ from edge_fl.errors import InputError
 from edge_fl.failures import UNLABELLED, Failure
 from edge_fl.files.paths import text
 from edge_fl.heads import wording
+from edge_fl.modalities import ABOUT
 from edge_fl.secure.floors import DEFAULT
 from edge_fl.wire.egress import sharing
 from edge_fl.wire.endpoint import has_login
@@ -22,7 +23,7 @@ from edge_fl_devices.serving.served_model import ServedModel, device_words, serv
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
 
-NO_LABELS_YET = "no labelled pictures yet, or only one"
+NO_LABELS_YET = "no labelled {} yet, or only one"
 
 
 def read(folder: Path) -> list[dict[str, object]]:
@@ -32,6 +33,7 @@ def read(folder: Path) -> list[dict[str, object]]:
     store, slots = Store(folder), Slots(folder / "release")
     served, current, memory = serving(store, slots), slots.current(), store.memory()
     known = record.read(folder)
+    samples = ABOUT[current.manifest.input.kind if current else known.report.kind].samples
     words = device_words(store, served)
     rows: dict[str, object] = {"folder": text(folder), "serves": "nothing", "head": words.head}
     rows["accuracy"] = words.measured.words
@@ -42,7 +44,7 @@ def read(folder: Path) -> list[dict[str, object]]:
         if contradiction := wording.contradiction(served.stored.calibration, classes):
             rows["labels"] = contradiction
     elif current and known.why == Failure.NO_LABELS and not current.manifest.heads.fleet:
-        rows["serves"] = f"nothing: {NO_LABELS_YET}, and the release has no fleet's head"
+        rows["serves"] = f"nothing: {NO_LABELS_YET.format(samples)}, and the release has no fleet's head"
     if first := FirstGuesses(folder).totals.words:
         rows["label page"] = first
     if current:
@@ -51,7 +53,7 @@ def read(folder: Path) -> list[dict[str, object]]:
     rows |= _trust_rows(folder)
     for release, why in slots.blocked.items():
         rows[f"blocked release {release}"] = why
-    rows |= _data_rows(known, served)
+    rows |= _data_rows(known, served, samples)
     if reading := child_loader.read_progress(folder):
         rows["under way"] = str(reading)
     if moved := drift.measured(folder):
@@ -102,25 +104,26 @@ def _has_certificate(identity: str) -> bool:
         return True
 
 
-def _data_rows(known: DataRecord, served: ServedModel | None) -> dict[str, object]:
+def _data_rows(known: DataRecord, served: ServedModel | None, samples: str) -> dict[str, object]:
     """The last count of the data, and the reason and remedy if it failed. A served head without own labels needs none."""
     data, rows = known.report, dict[str, object]()
     if data.samples:
-        rows["images"] = f"{data.samples}: {data.per_class}"[:400]
+        rows[samples] = f"{data.samples}: {data.per_class}"[:400]
     lines = {
         "skipped files": "; ".join(
             named(reason, count, data.names.get(reason, ())) for reason, count in sorted(data.skipped.items())
         ),
         "16-bit pictures": data.depth.remark,
         "scenes": "; ".join(data.scene_remarks),
+        "quality": "; ".join(record.quality(data.remarks, data.about, data.names)),
         "folders": "; ".join(data.hints),
-        "classes that lost their images": ", ".join(data.disappeared),
+        f"classes that lost their {samples}": ", ".join(data.disappeared),
     }
     rows |= {what: line for what, line in lines.items() if line}
     if known.why in UNLABELLED and served and not served.stored.parcel.report.samples:
-        rows["images"] = f"no label yet, the fleet's head serves without ({known.problem})"
+        rows[samples] = f"no label yet, the fleet's head serves without ({known.problem})"
     elif known.why == Failure.NO_LABELS and not served:
-        rows["images"] = f"{NO_LABELS_YET} ({known.problem})"
+        rows[samples] = f"{NO_LABELS_YET.format(samples)} ({known.problem})"
     elif known.why:  # labels that are gone are not "not yet"
         word = Failure.NO_DATA if known.why == Failure.NO_LABELS else Failure.of(known.why)
         found = filter(None, (known.problem, word and word.explanation, "see docs/failure-words.md"))

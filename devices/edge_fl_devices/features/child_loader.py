@@ -1,6 +1,6 @@
-"""Load features in a short-lived child process (`child_main`), so that the agent holds neither images nor onnxruntime; report its progress.
+"""Load features in a short-lived child process (`child_main`), so that the agent holds neither samples nor onnxruntime; show its progress.
 
-FOLDER/features/progress.json    how far a slow reading of the pictures is, for `device status`
+FOLDER/features/progress.json    how far a slow reading of the data is, for `device status`
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ SLOW_S = 5.0
 RECENT_S, WRITE_S = 60.0, 2.0
 STALE_S = 900.0
 """Longer than the deadline of a reading without progress: its process is gone."""
-DEADLINE_S = 600.0  # without progress; a step is at most 32 pictures, or an .npz
+DEADLINE_S = 600.0  # without progress; a step is at most 32 samples, a recording, or an .npz
 BOARD_DEADLINE_S = 120.0  # below half of the unit's TimeoutStartSec: the agent is not ready before
 
 
 class Reading(Struct, frozen=True):
-    """A reading under way: `done` of `of` pictures at the time `at_s`; `ends_s`: when it will be done (seconds since 1970)."""
+    """A reading under way: `done` of `of` files at the time `at_s`; `ends_s`: when it will be done (seconds since 1970)."""
 
     what: str
     done: int
@@ -53,7 +53,7 @@ class Reading(Struct, frozen=True):
     def __str__(self) -> str:
         ends = datetime.fromtimestamp(self.ends_s)
         day = "" if self.ends_s - self.at_s < 12 * 3600 else f"{ends:%a} "
-        return f"{self.what} of {self.done:,} of {self.of:,} pictures, done at about {day}{ends:%H:%M}"
+        return f"{self.what} of {self.done:,} of {self.of:,} files, done at about {day}{ends:%H:%M}"
 
 
 class ReadingProgress:
@@ -72,12 +72,12 @@ class ReadingProgress:
         self._marks: deque[tuple[float, int]] = deque()
 
     def begin(self, what: str) -> None:
-        """Begin a reading; `what` is read of each picture."""
+        """Begin a reading; `what` is read of each file."""
         self._what, self._began_s, self._written_s = what, self._clock(), self._clock()
         self._marks = deque([(self._began_s, 0)])
 
     def __call__(self, done: int, of: int) -> None:
-        """Take how far it is. The pace is that of the last minute: pictures that are known already cost nothing."""
+        """Take how far it is. The pace is that of the last minute: files that are known already cost nothing."""
         now_s = self._clock()
         self._marks.append((now_s, done))
         while len(self._marks) > 2 and self._marks[0][0] < now_s - RECENT_S:

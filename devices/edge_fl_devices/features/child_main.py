@@ -37,7 +37,7 @@ def inspect(request: FeatureRequest) -> Inspection:
     installed, training = Slots(folder / "release").current(), config.tier != "head"
     inspection = Inspection(
         onnx_runtime,
-        speed=benchmark.speed(folder, setup, installed, _extract_black, training=training),
+        speed=benchmark.speed(folder, setup, installed, _extract_zeros, training=training),
         reach_ms=benchmark.reach_ms(config.broker.address),
     )
     if not request.count:
@@ -52,10 +52,11 @@ def inspect(request: FeatureRequest) -> Inspection:
         return replace(inspection, trouble=str(error))
 
 
-def _extract_black(installed: InstalledRelease, images: int) -> None:
-    """Run the installed extractor on black images, on one thread as the other measurements."""
+def _extract_zeros(installed: InstalledRelease, samples: int) -> None:
+    """Run the installed extractor on samples of zeros, on one thread as the other measurements."""
     extractor = Extractor(installed.extractor, installed.manifest, threads=1)
-    extractor.features(np.zeros((images, *installed.manifest.input.shape), np.uint8))
+    input = installed.manifest.input
+    extractor.features(np.zeros((samples, *input.shape), input.dtype))
 
 
 def answer(payload: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Features of a device's train, validation and test images, with their labels."""
+"""Features of a device's train, validation and test samples, with their labels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FeatureSet:
 
 @dataclass(frozen=True, eq=False)
 class ClientFeatures:
-    """Features of the three sets from one extractor; `latency_ms` is the time for one image (0: not measured)."""
+    """Features of the three sets from one extractor; `latency_ms` is the time for one sample (0: not measured)."""
 
     train: FeatureSet
     validation: FeatureSet
@@ -60,14 +60,14 @@ class ClientFeatures:
 
 
 def no_labels(dim: int) -> ClientFeatures:
-    """The features of a device without labelled images."""
+    """The features of a device without labelled samples."""
     none = FeatureSet(np.empty((0, dim), np.float32), np.empty(0, np.int64))
     return ClientFeatures(none, none, none)
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedFeatures:
-    """Features per requested release, divided alike (None where the images do not fit its input), and the data's fingerprint.
+    """Features per requested release, divided alike (None where the samples do not fit its input), and the data's fingerprint.
 
     `stamp` is that of the files they were read from ("": unknown).
     `bits` is how many the 16-bit pictures use, 0 if there are none.

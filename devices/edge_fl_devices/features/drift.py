@@ -4,9 +4,9 @@
     FOLDER/drift/seen.json      moments of the features predicted since, with slow forgetting
 
 The score is the root mean square, over the features, of the shift of the mean in standard deviations of the fit. Variances are shrunk
-towards their mean over the features, because few images say little about a feature that rarely responds. Images of the same distribution
-score about sqrt(1/n + 1/m) for n fitted and m seen ones; a score above THRESHOLD over at least MIN_SEEN images is drift, unless the fit had
-fewer than MIN_FITTED, of which a few always look different from the rest.
+towards their mean over the features, because few samples say little about a feature that rarely responds. Samples of the same distribution
+score about sqrt(1/n + 1/m) for n fitted and m seen ones; a score above THRESHOLD over at least MIN_SEEN samples is drift, unless the fit
+had fewer than MIN_FITTED, of which a few always look different from the rest.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from edge_fl_devices.storage import read_json, write_json
 FITTED, SEEN = "fitted.json", "seen.json"
 THRESHOLD = 0.5
 MIN_SEEN, MIN_FITTED = 30, 10
-PRIOR_IMAGES = 30
-"""Number of images with the mean variance that are added to those of the fit."""
+PRIOR_SAMPLES = 30
+"""Number of samples with the mean variance that are added to those of the fit."""
 
 MAX_WEIGHT = 500
-"""Cap on the weight of earlier images, so that old ones are forgotten."""
+"""Cap on the weight of earlier samples, so that old ones are forgotten."""
 
 
 class Moments(Struct, frozen=True):
@@ -60,13 +60,13 @@ def joined(old: Moments | None, new: Moments) -> Moments:
 
 
 def score(fitted: Moments, seen: Moments) -> float:
-    """Return the drift score; 0 when the two are not comparable, or of fewer than MIN_SEEN or MIN_FITTED images."""
+    """Return the drift score; 0 when the two are not comparable, or of fewer than MIN_SEEN or MIN_FITTED samples."""
     if fitted.count < MIN_FITTED:
         return 0.0
     if fitted.extractor != seen.extractor or seen.count < MIN_SEEN or len(fitted.mean) != len(seen.mean):
         return 0.0
     variance = np.asarray(fitted.variance)
-    shrunk = (fitted.count * variance + PRIOR_IMAGES * variance.mean()) / (fitted.count + PRIOR_IMAGES)
+    shrunk = (fitted.count * variance + PRIOR_SAMPLES * variance.mean()) / (fitted.count + PRIOR_SAMPLES)
     if not shrunk.any():
         return 0.0
     shift = (np.asarray(seen.mean) - np.asarray(fitted.mean)) / np.sqrt(shrunk)
@@ -83,7 +83,7 @@ def remember_fit(folder: Path, fitted: Moments) -> None:
 
 
 def remember_seen(folder: Path, seen: Moments) -> None:
-    """Add the moments of predicted images; a power cut may lose them, and an unwritable folder is ignored."""
+    """Add the moments of predicted samples; a power cut may lose them, and an unwritable folder is ignored."""
     _write(folder / "drift" / SEEN, joined(read_json(folder / "drift" / SEEN, Moments), seen), flush=False)
 
 

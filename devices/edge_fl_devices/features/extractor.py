@@ -1,8 +1,8 @@
-"""Compute features from images with onnxruntime, on the board's cores and in little memory.
+"""Compute features of samples with onnxruntime, on the board's cores and in little memory.
 
-Features do not depend on the batch, so cached and new ones can be mixed. With EfficientNet-Lite0 at 224 pixels a batch of 16 images takes
-twice the time per image and 248 instead of 104 MB, because activations leave the processor's cache; onnxruntime's memory arena saves time
-and, for one image, memory.
+Features do not depend on the batch, so cached and new ones can be mixed. With EfficientNet-Lite0 at 224 pixels a batch of 16 samples takes
+twice the time per sample and 248 instead of 104 MB, because activations leave the processor's cache; onnxruntime's memory arena saves time
+and, for one sample, memory.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from numpy.typing import NDArray
 
 from edge_fl.errors import ArtefactError
 from edge_fl.failures import Failure
+from edge_fl.files.npz import Array
 from edge_fl.files.paths import is_utf8
-from edge_fl.modalities import scaled
+from edge_fl.modalities import ABOUT, scaled
 from edge_fl.release.manifests import Manifest
 from edge_fl.release.onnx_form import OLDEST_OPSET, SESSION
 from edge_fl_devices.features.onnx_runtime import Runtime, require_runnable
 
 MAX_BATCH = 64
-BATCH_VALUES = 2**18  # pixel values per batch: 64 images up to 3x36x36, 9 at 3x96x96, one at 3x224x224
+BATCH_VALUES = 2**18  # values per batch: 64 pictures up to 3x36x36, 9 at 3x96x96, one at 3x224x224
 OPSETS = range(OLDEST_OPSET, 100)  # the upper end is beyond any runtime
 IDENTITY = b'\x08\x07:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01g' + (
     b"Z\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x02\x10"
@@ -38,7 +39,6 @@ UNSUPPORTED = ("opset", "ir version", "not_implemented", "no op registered", "no
 """Words in onnxruntime's errors for a valid graph that is too new for it."""
 
 Features = NDArray[np.float32]
-Images = NDArray[np.uint8]
 
 
 @cache
@@ -57,15 +57,16 @@ class Extractor:
     def __init__(self, path: Path, manifest: Manifest, threads: int = 0) -> None:
         require_runnable(manifest, runtime())
         self.sha256 = manifest.extractor.sha256
-        self._dim, self._shape = manifest.feature_dim, manifest.input.shape
+        self._dim, self._taken, self._shape = manifest.feature_dim, manifest.input, manifest.input.shape
         self._session = self._open(path, threads or usable_cores())
         self._check_signature()
 
-    def features(self, x: Images) -> Features:
-        """Return features [N, d] of images [N, C, H, W], computed in small batches."""
-        if x.shape[1:] != self._shape or x.dtype != np.uint8:
+    def features(self, x: Array) -> Features:
+        """Return features [N, d] of samples [N, ...], computed in small batches."""
+        if x.shape[1:] != self._shape or x.dtype != self._taken.dtype:
             raise ArtefactError(
-                f"images {x.dtype}{list(x.shape)}, expected uint8 [N, {', '.join(map(str, self._shape))}]"
+                f"{ABOUT[self._taken.kind].samples} {x.dtype}{list(x.shape)}, expected {self._taken.dtype}"
+                f" [N, {', '.join(map(str, self._shape))}]"
             )
         z = np.empty((len(x), self._dim), np.float32)
         for start in range(0, len(x), self.batch_size):
@@ -75,17 +76,17 @@ class Extractor:
 
     @property
     def batch_size(self) -> int:
-        """Images per run."""
+        """Samples per run."""
         return max(1, min(MAX_BATCH, BATCH_VALUES // int(np.prod(self._shape))))
 
-    def run(self, images: NDArray[np.float32]) -> Features:
-        """Return features [n, d] of one batch with pixels in 0..1. Raises ArtefactError unless the result is finite [n, d]."""
+    def run(self, x: NDArray[np.float32]) -> Features:
+        """Return features [n, d] of one batch of `scaled` samples. Raises ArtefactError unless the result is finite [n, d]."""
         try:
-            (z,) = self._session.run([self._output], {self._input: images})
+            (z,) = self._session.run([self._output], {self._input: x})
         except Exception as error:  # onnxruntime's errors share no base class
-            raise self._error(f"failed on {list(images.shape)}: {_reason(error)}") from error
-        if not isinstance(z, np.ndarray) or z.shape != (len(images), self._dim):
-            raise self._error(f"gave {np.shape(z)}, expected {(len(images), self._dim)}")
+            raise self._error(f"failed on {list(x.shape)}: {_reason(error)}") from error
+        if not isinstance(z, np.ndarray) or z.shape != (len(x), self._dim):
+            raise self._error(f"gave {np.shape(z)}, expected {(len(x), self._dim)}")
         if z.dtype != np.float32 or not np.isfinite(z).all():
             raise self._error(
                 f"gave {z.dtype} with {int((~np.isfinite(z)).sum())} values that are not finite"

@@ -1,9 +1,9 @@
 """Compute features in this process, for the child and for simulated fleets, where many devices share one onnxruntime.
 
-    FOLDER/features/SHA256.rows    the features of images by extractor, for its owner alone: a row per image, and the time for one image
+    FOLDER/features/SHA256.rows    the features of samples by extractor, for its owner alone: a row per sample, and the time for one sample
 
-The keys are the sha256 of the extractor and of the image's pixels: features never outlive a new release or a changed picture, and one new
-picture does not cause the others to be extracted again. Rows are appended in steps, so an extraction that is killed keeps what it has
+The keys are the sha256 of the extractor and of the sample's values: features never outlive a new release or a changed file, and one new
+file does not cause the others to be extracted again. Rows are appended in steps, so an extraction that is killed keeps what it has
 computed. `edge_fl_devices.data.file_index` knows the keys of unchanged files.
 """
 
@@ -35,21 +35,21 @@ from edge_fl_devices.storage.rows import RowFile
 from edge_fl_devices.storage.slots import InstalledRelease
 
 LATENCY_RUNS = 3
-STEP_IMAGES, STEP_S = 64, 5.0
+STEP_SAMPLES, STEP_S = 64, 5.0
 KEPT_FILES = 3
 KEY_BYTES = 32
 LATENCY = struct.Struct(
     "<d"
-)  # a row of this length is the time for one image in milliseconds; the last one counts
+)  # a row of this length is the time for one sample in milliseconds; the last one counts
 ReadData = Callable[[tuple[str, ...], InputSpec], ClientData | SampleStream]
-"""Returns the device's images for these classes and this input, in memory or in batches."""
+"""Returns the device's samples for these classes and this input, in memory or in batches."""
 
 
 class LocalFeatureLoader:
     """A `FeatureLoader` that caches features below `folder`, the device's own folder. `threads`: as of `Extractor`.
 
-    Array are read once per input, in batches that are forgotten; those whose features are known are not decoded. An extractor is loaded
-    for the first image without cached features. `progress` takes how many images are done.
+    Samples are read once per input, in batches that are forgotten; files whose features are known are not read. An extractor is loaded
+    for the first sample without cached features. `progress` takes how many files (of arrays: samples) are done.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LocalFeatureLoader:
             try:
                 other = self._extract(others_same, classes, input)
             except DataError:
-                continue  # the images do not fit this input
+                continue  # the samples do not fit this input
             if np.array_equal(other.stream.labels, first.stream.labels):
                 features |= other.features(first.stream.sets, importance)
         by_extractor = tuple(features.get(release.manifest.extractor.sha256) for release in releases)
@@ -81,14 +81,14 @@ class LocalFeatureLoader:
     def _extract(
         self, releases: Sequence[InstalledRelease], classes: tuple[str, ...], input: InputSpec
     ) -> _Extracted:
-        """Read the images in one size and compute what is unknown of their features, in steps that are kept."""
+        """Read the samples in one size and compute what is unknown of their features, in steps that are kept."""
         data = self._read_data(classes, input)
         stream = data if isinstance(data, SampleStream) else SampleStream.of(data, classes, input)
         extractions = {
             release.manifest.extractor.sha256: _Extraction(release, self._folder, self._threads)
             for release in releases
         }
-        keys: list[bytes] = []
+        keys, files = list[bytes](), set[bytes]()
         kept, kept_s = 0, time.monotonic()
         try:
             for batch in stream.read(lambda key: any(key not in each for each in extractions.values())):
@@ -97,10 +97,12 @@ class LocalFeatureLoader:
                 for extraction in extractions.values():
                     extraction.add(batch.x, decoded)
                 keys += batch_keys
-                if len(keys) - kept >= STEP_IMAGES or time.monotonic() - kept_s >= STEP_S:
+                if len(keys) - kept >= STEP_SAMPLES or time.monotonic() - kept_s >= STEP_S:
                     _keep(extractions.values(), stream.index)
                     kept, kept_s = len(keys), time.monotonic()
-                self._progress(len(keys), max(stream.total, len(keys)))
+                files.update(facts.file for facts in batch.facts)
+                done = len(files) if stream.total else len(keys)
+                self._progress(done, max(stream.total, done))
         finally:
             _keep(extractions.values(), stream.index)
         if stream.index:
@@ -118,14 +120,14 @@ def _keep(extractions: Iterable[_Extraction], index: FileIndex | None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Extracted:
-    """Extractors by sha256 that know the features of all images, with the images' keys, and their stream, which was read."""
+    """Extractors by sha256 that know the features of all samples, with the samples' keys, and their stream, which was read."""
 
     extractions: dict[str, _Extraction]
     keys: list[bytes]
     stream: SampleStream
 
     def features(self, sets: Sets, importance: Importance) -> dict[str, ClientFeatures]:
-        """The features by sha256, divided into `sets`, with the importance [n] of all images."""
+        """The features by sha256, divided into `sets`, with the importance [n] of all samples."""
         stream = self.stream
         return {
             sha256: extraction.features(self.keys, sets, stream.labels, stream.groups, importance)
@@ -134,7 +136,7 @@ class _Extracted:
 
 
 class _Extraction:
-    """Features of the images from one release's extractor: those in its file in `folder`, and computed ones, which are added to it."""
+    """Features of the samples from one release's extractor: those in its file in `folder`, and computed ones, which are added to it."""
 
     def __init__(self, release: InstalledRelease, folder: Path, threads: int) -> None:
         self._release, self._threads = release, threads
@@ -146,15 +148,15 @@ class _Extraction:
     def __contains__(self, key: bytes) -> bool:
         return key in self._rows
 
-    def add(self, images: Array, keys: Sequence[bytes]) -> None:
-        """Compute the features of images [n, C, H, W] with these keys that are not known yet."""
-        unknown = [row for row, image in enumerate(keys) if image not in self._rows]
+    def add(self, samples: Array, keys: Sequence[bytes]) -> None:
+        """Compute the features of samples [n, ...] with these keys that are not known yet."""
+        unknown = [row for row, sample in enumerate(keys) if sample not in self._rows]
         if not unknown:
             return
         if self._extractor is None:
             self._extractor = Extractor(self._release.extractor, self._release.manifest, self._threads)
-            self._latency_ms = latency_ms(self._extractor, images[unknown[:1]])
-        z = self._extractor.features(images[unknown])
+            self._latency_ms = latency_ms(self._extractor, samples[unknown[:1]])
+        z = self._extractor.features(samples[unknown])
         new = dict(zip((keys[row] for row in unknown), z, strict=True))
         self._rows.update(new)
         self._new.update(new)
@@ -170,14 +172,14 @@ class _Extraction:
     def features(
         self, keys: Sequence[bytes], sets: Sets, labels: Labels, groups: Groups, importance: Importance
     ) -> ClientFeatures:
-        """Return the features of the three sets; those of images that are gone are dropped from the file."""
-        rows = {image: self._rows[image] for image in keys}
+        """Return the features of the three sets; those of samples that are gone are dropped from the file."""
+        rows = {sample: self._rows[sample] for sample in keys}
         if len(rows) < len(self._rows):
             with reporting("features"):
                 self._file.replace(encoded(rows, self._latency_ms))
             self._rows, self._new = rows, {}
         self.keep()
-        z = np.stack([rows[image] for image in keys])
+        z = np.stack([rows[sample] for sample in keys])
         train, validation, test = (
             FeatureSet(
                 z[part],
@@ -191,7 +193,7 @@ class _Extraction:
 
 
 def read_features(file: RowFile, dim: int) -> tuple[dict[bytes, Features], float]:
-    """Read features [dim] by the key of their image, and the time for one image (0: not measured); what is not finite is left out."""
+    """Read features [dim] by the key of their sample, and the time for one sample (0: not measured); what is not finite is left out."""
     known: dict[bytes, Features] = {}
     latency_ms = 0.0
     for row in file.read():
@@ -206,24 +208,24 @@ def read_features(file: RowFile, dim: int) -> tuple[dict[bytes, Features], float
 
 
 def encoded(features: Mapping[bytes, Features], latency_ms: float) -> Iterator[bytes]:
-    """Yield the rows of features by the key of their image, and of the time for one image."""
+    """Yield the rows of features by the key of their sample, and of the time for one sample."""
     yield LATENCY.pack(latency_ms)
     for key, z in features.items():
         yield key + z.astype("<f4").tobytes()
 
 
-def latency_ms(extractor: Extractor, image: Array) -> float:
-    """Time of the extractor for one image [1, C, H, W]: the shortest of a few runs."""
+def latency_ms(extractor: Extractor, sample: Array) -> float:
+    """Time of the extractor for one sample [1, ...]: the shortest of a few runs."""
     times_s = []
     for _ in range(LATENCY_RUNS):
         started_s = time.perf_counter()
-        extractor.features(image)
+        extractor.features(sample)
         times_s.append(time.perf_counter() - started_s)
     return 1000 * min(times_s)
 
 
 def _fingerprint(found: _Extracted, importance: Importance) -> str:
-    """sha256 over images and labels of the three sets, and over groups and importance if there are any."""
+    """sha256 over samples and labels of the three sets, and over groups and importance if there are any."""
     total = hashlib.sha256()
     for rows in found.stream.sets:
         total.update(len(rows).to_bytes(8, "big"))

@@ -17,7 +17,7 @@ from edge_fl_devices.install.canary import CanaryLimits
 
 
 def compare(extractor: Extractor, manifest: Manifest) -> str:
-    """Return "ok", or how the features of the test images differ from the manifest's."""
+    """Return "ok", or how the features of the test samples differ from the manifest's."""
     features = extractor.run(canary_input(manifest.canary, manifest.input))
     for row, expected in zip(features, manifest.canary.features, strict=True):
         difference = float(np.abs(row[: len(expected)] - np.asarray(expected, np.float32)).max())

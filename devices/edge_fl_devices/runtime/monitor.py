@@ -1,7 +1,7 @@
 """Monitor of one device while its agent runs: its data, the board's health, drift and budgets become events.
 
 The board is measured in a child before the agent runs. A thread counts the data at its start, and then checks periodically; the agent
-decides what follows. New images count once they have been stable for one interval, so that no half-copied picture is used. After a time
+decides what follows. New samples count once they have been stable for one interval, so that no half-copied file is used. After a time
 without any they lead to a fit at once; while more keep coming the pauses between fits double, from one interval to `refit_every_s`. A count
 that fails is a state of the device, and is repeated with growing pauses.
 """
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 COUNT_S = 1.0
 RETRY_S = 10.0
-COUNTING = "counting pictures"
+COUNTING = "counting samples"
 """Note of a capability before the first count: its samples are those of the last one."""
 
 Inspect = Callable[[Snapshot], Capability]
@@ -77,7 +77,7 @@ class DeviceMonitor:
     _delivered: dict[type, object] = field(default_factory=dict)
 
     def run(self, stopped: threading.Event) -> None:
-        """Count the data at once; then check every `watch_s` until `stopped`, and the count of the images every COUNT_S.
+        """Count the data at once; then check every `watch_s` until `stopped`, and the count of the samples every COUNT_S.
 
         With `watch_s` 0 the data are only counted once.
         """
@@ -113,7 +113,7 @@ class DeviceMonitor:
         self._deliver_change(Impaired(Failure.ERROR if self._impaired else ""), bool(self._impaired))
 
     def check_count(self) -> None:
-        """Deliver how the last fit counted the images, if not as before: a new release brings its class list."""
+        """Deliver how the last fit counted the samples, if not as before: a new release brings its class list."""
         known, capability = record.read(Path(self.config.folder)), self.device.state.capability
         if not known.report.samples or known.why or self.device.state.data_problem or self._counted is None:
             return
@@ -158,15 +158,15 @@ class DeviceMonitor:
         unfitted = state.installed and not state.release and not state.work and capability.samples
         refit = not first or (fitted != found.stamp if fitted else bool(unfitted))
         tier = self.device.state.capability.tier if state.capability.max_opset else capability.tier
-        if not first and tier == "head":  # the fit that follows is on these images
+        if not first and tier == "head":  # the fit that follows is on these samples
             self.current.accept(found)
         self.deliver(DataChanged(replace(capability, tier=tier), refit=refit))
         if not first:  # the server knows the count before it gets an update on the data
             self.current.accept(found)
 
     def _pause(self) -> None:
-        """Set the pause before the next count of new images: twice the last one, at most `refit_every_s`; none after a time of that length
-        without new images.
+        """Set the pause before the next count of new samples: twice the last one, at most `refit_every_s`; none after a time of that length
+        without new samples.
         """
         longest_s, now_s = self.config.refit_every_s, self.clock()
         self._pause_s = min(max(2 * self._pause_s, self.config.watch_s), longest_s)
@@ -227,7 +227,7 @@ def counted(capability: Capability, report: DataReport) -> Capability:
 
 
 def inspect_board(config: DeviceConfig, loader: ChildFeatureLoader) -> tuple[Inspection | None, str]:
-    """Measure the board in a child, without its data: what takes longer with every picture would delay the start.
+    """Measure the board in a child, without its data: what takes longer with every sample would delay the start.
 
     Returns None and a failure word if the child failed; the monitor tries again.
     """

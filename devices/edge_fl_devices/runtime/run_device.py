@@ -60,7 +60,7 @@ from edge_fl_devices.workers.worker import MakeWorker, Trainer
 log = logging.getLogger(__name__)
 
 CONNECT_S, MAX_CONNECT_S = 15.0, 900.0
-READING_S = 60.0  # between lines about a slow reading of the pictures
+READING_S = 60.0  # between lines about a slow reading of the data
 ROOM_S = 10.0  # between looks at a full disk
 START_BYTES = 64 * 1024  # memory, settings and state, and some room
 
@@ -82,7 +82,7 @@ def report_waiting(agent: Device, show: Callable[[str], None]) -> None:
 
 
 class StatusDisplay:
-    """Prints each new status, shows the progress of downloads, and prints that of a slow reading of the pictures."""
+    """Prints each new status, shows the progress of downloads, and prints that of a slow reading of the data."""
 
     def __init__(self, agent: Device, progress: Progress, reading: ReadingProgress) -> None:
         self._agent, self._progress, self._reading = agent, progress, reading
@@ -153,7 +153,7 @@ def run_device(
         return board.inspect(agent.state.capability, snapshot)
 
     def watch() -> None:
-        """Count the data and watch them: what takes longer with every picture must not delay that the agent is ready."""
+        """Count the data and watch them: what takes longer with every sample must not delay that the agent is ready."""
         runner.ready.wait()
         monitor.run(stopped)
 

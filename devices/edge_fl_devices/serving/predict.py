@@ -1,7 +1,7 @@
 """Predict with the served model (extractor and personal head); needs no broker, torch or scikit-learn.
 
     from edge_fl_devices.serving.predict import Predictor
-    Predictor("/var/lib/edge-fl").predict(images)   # uint8 [N, C, H, W] -> class names and probabilities
+    Predictor("/var/lib/edge-fl").predict(x)   # samples [N, ...] -> class names and probabilities
 
 A predictor keeps the model it was created with, even when a running agent installs a new one.
 """
@@ -9,33 +9,36 @@ A predictor keeps the model it was created with, even when a running agent insta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_fl import modalities
 from edge_fl.errors import DataError, InputError
 from edge_fl.files import npz
 from edge_fl.files.folder import unusable, walk
+from edge_fl.files.npz import Array
 from edge_fl.files.paths import text
 from edge_fl.heads import wording
 from edge_fl.heads.fleet import Adapted
 from edge_fl.heads.head import Head
 from edge_fl.heads.probability_calibration import Calibration
 from edge_fl.inputs import InputSpec
-from edge_fl.modalities import ABOUT, UnusableFileError, pictures
+from edge_fl.modalities import ABOUT, UnusableFileError
 from edge_fl.threads import ahead
-from edge_fl_devices.data.record import Skipped, named
+from edge_fl_devices.data.record import Skipped, named, quality
 from edge_fl_devices.features import drift
 from edge_fl_devices.features.extractor import Extractor, Features
 from edge_fl_devices.serving.served_model import head_words, measured, predicting
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import ImmediateHead, Store
 
-BATCH = 8  # pictures decoded while the extractor works on as many; the first results come after them
+BATCH = 8  # samples read while the extractor works on as many; the first results come after them
+PIECE = 64  # samples of a long recording in a batch
 MAX_FILE_BYTES = 32 * 1024 * 1024
 NOTHING_PREDICTED = "nothing was predicted"
 X_KEYS = ("x", "x_test", "x_train")
@@ -55,11 +58,11 @@ class ClassCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The prediction for one picture: the same fields from the command, over HTTP and in Python.
+    """The prediction for one sample: the same fields from the command, over HTTP and in Python.
 
-    status: "answered"; "unsure": the probability is below the threshold of the target precision; "unknown": the picture is further from the
+    status: "answered"; "unsure": the probability is below the threshold of the target precision; "unknown": the sample is further from the
     labelled ones than the false alarm rate allows. Unless answered, `class_id` and `label` are None; `top` holds the best classes in any
-    case, and `probability` is that of the best. distance: the share of the labelled pictures that are nearer to the others than this one.
+    case, and `probability` is that of the best. distance: the share of the labelled samples that are nearer to the others than this one.
     """
 
     name: str
@@ -127,33 +130,33 @@ class Predictor:
         said = f"{self.head_words}; accuracy: {self.accuracy.words}"
         return f"{said}; {self.contradiction}" if self.contradiction else said
 
-    def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Return calibrated probabilities [N, classes] of images uint8 [N, C, H, W]. Raises DataError for another shape."""
-        return self._probabilities(self._features(images))
+    def probabilities(self, x: Array) -> NDArray[np.float32]:
+        """Return calibrated probabilities [N, classes] of samples [N, ...]. Raises DataError for another shape or dtype."""
+        return self._probabilities(self._features(x))
 
     def _probabilities(self, z: Features) -> NDArray[np.float32]:
         return self.calibration.probabilities(self.head.logits(z))
 
-    def _features(self, images: NDArray[np.uint8]) -> Features:
-        expected = self.manifest.input.shape
-        if images.dtype != np.uint8 or images.shape[1:] != expected:
+    def _features(self, x: Array) -> Features:
+        input = self.manifest.input
+        if x.dtype != input.dtype or x.shape[1:] != input.shape:
             raise DataError(
-                f"images {images.dtype} {list(images.shape)}, the extractor takes uint8 [N, {', '.join(map(str, expected))}]",
+                f"{ABOUT[input.kind].samples} {x.dtype} {list(x.shape)}, the extractor takes {input.dtype}"
+                f" [N, {', '.join(map(str, input.shape))}]",
                 consequence=NOTHING_PREDICTED,
             )
-        z = self.extractor.features(images)
+        z = self.extractor.features(x)
         if self._remember and len(z):
             drift.remember_seen(self._remember, drift.moments(self.head.extractor, z))
         return z
 
-    def predict(self, images: NDArray[np.uint8]) -> list[tuple[str, float]]:
-        """Return the most likely class name and its probability for each of the images uint8 [N, C, H, W]."""
-        found = self._named(images, [""] * len(images))
-        return [(each.top[0].label, each.top[0].probability) for each in found]
+    def predict(self, x: Array) -> list[tuple[str, float]]:
+        """Return the most likely class name and its probability for each of the samples [N, ...]."""
+        return [(each.top[0].label, each.top[0].probability) for each in self._named(x, [""] * len(x))]
 
-    def predictions(self, images: NDArray[np.uint8], names: Sequence[str] = ()) -> list[Prediction]:
-        """Predict images uint8 [N, C, H, W], each under its name, by default its number."""
-        return list(self._named(images, names or [str(row) for row in range(len(images))]))
+    def predictions(self, x: Array, names: Sequence[str] = ()) -> list[Prediction]:
+        """Predict samples [N, ...], each under its name, by default its number."""
+        return list(self._named(x, names or [str(row) for row in range(len(x))]))
 
     def read(
         self,
@@ -161,29 +164,28 @@ class Predictor:
         on_skip: OnSkip = lambda path, reason: None,
         on_remark: OnRemark = lambda remark: None,
     ) -> Iterator[Prediction]:
-        """Predict a picture, all pictures below a folder, or the images in an .npz. Raises DataError.
+        """Predict a file, all files below a folder, or the samples in an .npz. Raises DataError.
 
-        on_skip: called for each picture or folder below a folder that cannot be read. on_remark: called with what else was left out. Files
-        without the suffix of a picture are ignored.
+        on_skip: called for each file or folder below a folder that cannot be read. on_remark: called with remarks on the quality of a file,
+        and with what else was left out. Files without a suffix of the extractor's kind are ignored.
         """
-        for names, images in _batches(source, self.manifest.input, self.bits, on_skip, on_remark):
-            yield from self._named(images, names)
+        for names, x in _batches(source, self.manifest.input, self.bits, on_skip, on_remark):
+            yield from self._named(x, names)
 
     def read_file(self, name: str, payload: bytes, top: int | None = None) -> list[Prediction]:
         """Predict the samples in the bytes of a file, with `top` classes instead of the predictor's.
 
-        Raises DataError when they cannot be decoded.
+        Raises DataError when they cannot be read.
         """
+        input = self.manifest.input
         try:
-            image = pictures.decode(BytesIO(payload), self.manifest.input, bits=self.bits)
+            x = modalities.of(input.kind).read(BytesIO(payload), input, bits=self.bits).samples
         except UnusableFileError as error:
             raise DataError(f"{name}: {len(payload)} bytes, {error.words}", NOTHING_PREDICTED) from error
-        return list(self._named(image[None], [name], top))
+        return list(self._named(x, names_of(name, len(x), input), top))
 
-    def _named(
-        self, images: NDArray[np.uint8], names: Sequence[str], top: int | None = None
-    ) -> Iterator[Prediction]:
-        yield from self.from_features(self._features(images), names, top)
+    def _named(self, x: Array, names: Sequence[str], top: int | None = None) -> Iterator[Prediction]:
+        yield from self.from_features(self._features(x), names, top)
 
     def from_features(
         self, z: Features, names: Sequence[str], top: int | None = None
@@ -224,22 +226,33 @@ def _knows_more_than_the_labels(head: Head, calibration: Calibration) -> bool:
     return possible > len(calibration.means)
 
 
-class _Batch(NamedTuple):
-    """Decoded pictures with their names, and skipped files with the error."""
+def names_of(file: str, count: int, input: InputSpec) -> list[str]:
+    """Name the samples of a file: by their times in seconds if it has several, or by number if they have no rate."""
+    if count == 1:
+        return [file]
+    if not input.rate:
+        return [f"{file}[{row}]" for row in range(count)]
+    starts_s = [row * input.hop / input.rate for row in range(count)]
+    return [f"{file} {start:.1f}-{start + input.window / input.rate:.1f} s" for start in starts_s]
 
-    names: list[str]
-    images: list[NDArray[np.uint8]]
-    skipped: list[tuple[Path, UnusableFileError]]
+
+@dataclass(frozen=True)
+class _Batch:
+    """Samples that were read, with their names; skipped files with the error."""
+
+    names: list[str] = field(default_factory=list)
+    x: list[Array] = field(default_factory=list)
+    skipped: list[tuple[Path, UnusableFileError]] = field(default_factory=list)
 
 
 def _batches(
     source: Path, input: InputSpec, bits: int, on_skip: OnSkip, on_remark: OnRemark
-) -> Iterator[tuple[list[str], NDArray[np.uint8]]]:
-    """Yield (names, images) in batches."""
+) -> Iterator[tuple[list[str], Array]]:
+    """Yield (names, samples [n, ...]) in batches."""
+    about = ABOUT[input.kind]
+    expected = f"expected {about.files}, a folder of them, or an .npz"
     if not source.exists():
-        raise DataError(
-            f"{text(source)}: no such file or folder; expected a picture, a folder of pictures, or an .npz"
-        )
+        raise DataError(f"{text(source)}: no such file or folder; {expected}")
     files, is_folder = [source], source.is_dir()
     if is_folder:
         listing = walk(source)
@@ -247,52 +260,65 @@ def _batches(
             on_skip(path, reason)
         if listing.system_remark:
             on_remark(listing.system_remark)
-        files = [path for path in listing.files if path.suffix.lower() in ABOUT["picture"].suffixes]
+        files = [path for path in listing.files if path.suffix.lower() in about.suffixes]
         if not files:
-            raise DataError(f"{text(source)}: no picture in it")
+            raise DataError(f"{text(source)}: no {about.sample} in it; {expected}")
     elif reason := unusable(source):
-        raise DataError(f"{text(source)}: {reason}; expected a picture, a folder of pictures, or an .npz")
-    elif source.suffix == ".npz":
-        yield from _from_archive(source, input)
+        raise DataError(f"{text(source)}: {reason}; {expected}")
+    elif source.suffix == ".npz" and (x := _archived(source, input)) is not None:
+        for start in range(0, len(x), BATCH):
+            batch = x[start : start + BATCH]
+            names = [f"{text(source.name)}[{start + row}]" for row in range(len(batch))]
+            yield names, modalities.of(input.kind).fit(batch, input, source)
         return
-    count, unused = 0, Skipped()
-    for names, images, skipped in ahead(_decoded(files, input, bits, is_folder=is_folder)):
-        for path, error in skipped:
+    count, unused, remarks = 0, Skipped(), Skipped()
+    for batch in ahead(_read(files, source, input, bits, remarks)):
+        for path, error in batch.skipped:
             on_skip(path, error.words)
             unused.add(path, error.reason, error.detail, root=source)
-        if images:
-            count += len(images)
-            yield names, np.stack(images)
+        if batch.x:
+            count += len(batch.names)
+            yield batch.names, np.concatenate(batch.x)
+    for line in quality(remarks, about, remarks.names):
+        on_remark(line)
     if not count:
         why = "; ".join(named(reason, number, unused.names[reason]) for reason, number in unused.items())
-        raise DataError(f"{text(source)}: no picture in it can be read ({why})")
+        raise DataError(f"{text(source)}: no {about.sample} in it can be read ({why})")
 
 
-def _decoded(files: Sequence[Path], input: InputSpec, bits: int, *, is_folder: bool) -> Iterator[_Batch]:
-    """Decode pictures, one at a time; of a folder those that cannot be read are skipped."""
-    for start in range(0, len(files), BATCH):
-        batch = _Batch([], [], [])
-        for file in files[start : start + BATCH]:
-            try:
-                batch.images.append(pictures.decode(file, input, bits=bits))
-            except UnusableFileError as error:
-                if not is_folder:
-                    raise DataError(error.message, NOTHING_PREDICTED) from error
-                batch.skipped.append((file, error))
-            else:
-                batch.names.append(text(file))
-        yield batch
+def _read(
+    files: Sequence[Path], source: Path, input: InputSpec, bits: int, remarks: Skipped
+) -> Iterator[_Batch]:
+    """Read files, one at a time, and count remarks on them; of a folder those that cannot be read are skipped."""
+    batch = _Batch()
+    for file in files:
+        try:
+            x, said = modalities.of(input.kind).read(file, input, bits=bits)
+        except UnusableFileError as error:
+            if file == source:
+                raise DataError(error.message, NOTHING_PREDICTED) from error
+            batch.skipped.append((file, error))
+            continue
+        for remark in said:
+            remarks.add(file, remark, root=source.parent if file == source else source)
+        names = names_of(text(file), len(x), input)
+        for start in range(0, len(x), PIECE):
+            batch.x.append(x[start : start + PIECE])
+            batch.names.extend(names[start : start + PIECE])
+            if len(batch.names) >= BATCH:
+                yield batch
+                batch = _Batch()
+    yield batch
 
 
-def _from_archive(source: Path, input: InputSpec) -> Iterator[tuple[list[str], NDArray[np.uint8]]]:
+def _archived(source: Path, input: InputSpec) -> Array | None:
+    """The samples in an .npz; None if it is a recording. Raises DataError."""
     content = npz.read(source)
     key = next((key for key in X_KEYS if key in content), None)
+    if ".npz" in ABOUT[input.kind].suffixes and (key is None or content[key].ndim <= len(input.shape)):
+        return None
     if key is None:
         raise DataError(
             f"{text(source)}: holds {', '.join(content) or 'nothing'}, expected {' or '.join(X_KEYS)}"
         )
-    images = pictures.arrays(content[key], f"{text(source)} ({key})")
-    for start in range(0, len(images), BATCH):
-        batch = images[start : start + BATCH]
-        names = [f"{text(source.name)}[{start + row}]" for row in range(len(batch))]
-        yield names, pictures.fit(batch, input, source)
+    return modalities.of(input.kind).arrays(content[key], f"{text(source)} ({key})")

@@ -32,7 +32,7 @@ def show_predictions(found: Sequence[Prediction], format: PredictionFormat) -> N
         show_table(rows, {key: key for key in rows[0]} if rows else {}, Format.JSON)
     else:
         several = any(len(prediction.top) > 1 for prediction in found)
-        columns = {"name": "image", "text": "class", "class_id": "id", "probability": "probability"}
+        columns = {"name": "sample", "text": "class", "class_id": "id", "probability": "probability"}
         for row, prediction in zip(rows, found, strict=True):
             row["text"] = prediction.text
             row["best"] = ", ".join(f"{each.label} {each.probability:.3f}" for each in prediction.top)
@@ -60,7 +60,7 @@ def print_threshold(predictor: Predictor, found: Sequence[Prediction] = ()) -> N
     scenes = f" of {measured.scenes} scenes" if measured.scenes < len(measured.right) else ""
     print_status(
         f"precision {predictor.min_precision:g}: answers from probability {threshold.probability:.3f},"
-        f" {threshold.coverage:.0%} of the device's own pictures{scenes}{here}"
+        f" {threshold.coverage:.0%} of the device's own samples{scenes}{here}"
     )
 
 

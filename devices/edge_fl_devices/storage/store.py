@@ -124,7 +124,7 @@ class Store:
     def owned(self) -> Iterator[None]:
         """Lock the folder for one agent. Raises InputError if another process holds it."""
         try:
-            # private: heads and metrics reveal something of the images
+            # private: heads and metrics reveal something of the samples
             make_folder(self.folder, 0o700)
             descriptor = open_private(self.folder / "lock", os.O_RDWR)
         except PermissionError as error:

@@ -1,4 +1,4 @@
-"""Compare a new model with the served one on the same held-out images, and measure both."""
+"""Compare a new model with the served one on the same held-out samples, and measure both."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FleetsComparison:
 
 @dataclass(frozen=True)
 class BroadcastComparison:
-    """Images that only the served model classifies correctly, those that only the new one does, and whether the new one is worse.
+    """Samples that only the served model classifies correctly, those that only the new one does, and whether the new one is worse.
 
     `old` is the head that was compared with the new one, unless by cross-validation. `fleets`: the same for the fleet's heads alone.
     """
@@ -45,7 +45,7 @@ class BroadcastComparison:
 
 
 def compare(fits: Fits, choice: Choice, inputs: Inputs) -> BroadcastComparison:
-    """Compare the new model with the served one on images that neither was fitted on."""
+    """Compare the new model with the served one on samples that neither was fitted on."""
     served, features = inputs.served, inputs.served_features
     fleets = _compare_fleets(fits, inputs)
     if served is None or features is None:
@@ -63,7 +63,7 @@ def compare(fits: Fits, choice: Choice, inputs: Inputs) -> BroadcastComparison:
 def _compare_fleets(fits: Fits, inputs: Inputs) -> FleetsComparison:
     """Compare the fleet's heads of both releases alone: devices without labels serve them, and own labels hide what they lose.
 
-    No own label is in them, so with few images all are used.
+    No own label is in them, so with few samples all are used.
     """
     served, old_features, classes = inputs.served, inputs.served_features, len(inputs.manifest.classes)
     before = (
@@ -89,7 +89,7 @@ def _is_same_fit(one: Manifest, other: Manifest) -> bool:
 def _compare_out_of_fold(
     fits: Fits, choice: Choice, inputs: Inputs, served: ServedModel, old: FeatureSet
 ) -> tuple[int, int]:
-    """Cross-validate a head as on the served release too, on the same images and folds; return losses and gains."""
+    """Cross-validate a head as on the served release too, on the same samples and folds; return losses and gains."""
     if _is_same_fit(served.installed.manifest, inputs.manifest) or len(old) != len(inputs.fitted):
         return 0, 0
     right = fits.fit_as_served(served, inputs, old).calibration.right
@@ -158,11 +158,11 @@ def _accuracies(head: Head, features: ClientFeatures, names: tuple[str, str]) ->
 
 
 def is_worse(old: Head, old_features: ClientFeatures, new: Head, new_features: ClientFeatures) -> bool:
-    """Whether the new model is significantly worse on the held-out images.
+    """Whether the new model is significantly worse on the held-out samples.
 
-    Held out are the validation images, or the test images without a validation set. With `lost` groups of images of which only the old
+    Held out are the validation samples, or the test samples without a validation set. With `lost` groups of samples of which only the old
     model classifies more correctly and `won` of which the new one does, the new one is worse if lost - won > sqrt(lost + won): one standard
-    deviation for two equally good models (McNemar's test), so a single image, or the frames of a single scene, never decide.
+    deviation for two equally good models (McNemar's test), so a single sample, or the frames of a single scene, never decide.
     """
     return is_significant(*disagreements(old, held_out(old_features), new, held_out(new_features)))
 
@@ -175,7 +175,7 @@ def is_significant(lost: int, won: int) -> bool:
 def disagreements(
     old: Head, old_features: FeatureSet, new: Head, new_features: FeatureSet
 ) -> tuple[int, int]:
-    """Count the groups of which the old model classifies more images correctly, and those of which the new one does."""
+    """Count the groups of which the old model classifies more samples correctly, and those of which the new one does."""
     if not len(new_features):
         return 0, 0
     old_right = old.predict(old_features.z) == old_features.y
@@ -184,7 +184,7 @@ def disagreements(
 
 
 def changed(old_right: Answers, new_right: Answers, groups: Groups) -> tuple[int, int]:
-    """Count the groups lost and won by which images [n] were classified correctly; an image that is alone is a group."""
+    """Count the groups lost and won by which samples [n] were classified correctly; a sample that is alone is a group."""
     gains = np.bincount(
         grouping.numbers(groups, len(new_right)), new_right.astype(np.int64) - old_right.astype(np.int64)
     )

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class FitSettings:
     """Which head to fit, and whether to weight all classes equally and to calibrate it.
 
-    budget_s: for the choice of a kind and for the calibration. cross_validate_below: with fewer groups of images than this a head is
+    budget_s: for the choice of a kind and for the calibration. cross_validate_below: with fewer groups of samples than this a head is
     fitted on all of them. closed: only classes with labels are predicted.
     """
 
@@ -58,7 +58,7 @@ class Inputs:
     """Inputs of one fit: the release, its features, and the served model with its own features for the comparison.
 
     unlabelled float32 [m, d]: features of pictures without a label, for a fleet's head; none for other heads.
-    `pooled`: the images are too few to set some apart, so the head is fitted on all of them and measured by cross-validation.
+    `pooled`: the samples are too few to set some apart, so the head is fitted on all of them and measured by cross-validation.
     """
 
     installed: InstalledRelease
@@ -78,7 +78,7 @@ class Inputs:
 
     @property
     def fitted(self) -> FeatureSet:
-        """The images that the head is fitted on."""
+        """The samples that the head is fitted on."""
         return self.features.pool if self.pooled else self.features.train
 
 
@@ -101,7 +101,7 @@ class Fits:
             releases.append(served.installed)
         loaded = self._load(releases)
         features = loaded.by_extractor[0]
-        assert features is not None  # the loader raises if the images do not fit the first release
+        assert features is not None  # the loader raises if the samples do not fit the first release
         extras = self._read_extras(installed)
         if served and isinstance(served.stored.head, Tuned):
             extras[OWN] = served.stored.head.raw().arrays()
@@ -129,7 +129,7 @@ class Fits:
         return heads.uses_fleet(kind, manifest.heads)
 
     def _load(self, releases: Sequence[InstalledRelease]) -> LoadedFeatures:
-        """The features of the labelled images; where there are none, none, if the first release has a fleet's head. Raises DataError."""
+        """The features of the labelled samples; where there are none, none, if the first release has a fleet's head. Raises DataError."""
         try:
             return self.loader(releases)
         except DataError as error:
@@ -137,7 +137,7 @@ class Fits:
                 raise
             log.info("%s; the fleet's head serves alone", error.message)
             nothing = tuple(no_labels(release.manifest.feature_dim) for release in releases)
-            return LoadedFeatures(nothing, "no labelled images")
+            return LoadedFeatures(nothing, "no labelled samples")
 
     def fleets_head(self, installed: InstalledRelease, classes: int) -> Head | None:
         """The fleet's head of a release alone, for so many classes, as a device without labels serves it; None without one that fits."""
@@ -158,7 +158,7 @@ class Fits:
         spec = self._spec(manifest)
         fit_key = _fit_key(spec, inputs)
         if known := self.store.head(manifest.extractor.sha256):
-            # a head for fewer classes stays as long as there is no image of the appended ones
+            # a head for fewer classes stays as long as there is no sample of the appended ones
             narrower = replace(spec, classes=min(known.head.classes, spec.classes))
             if known.fit_key in (fit_key, _fit_key(narrower, inputs)):
                 return Choice(known.head, calibration=known.calibration), known.fit_key
@@ -174,7 +174,7 @@ class Fits:
     def fit_as_served(self, served: ServedModel, inputs: Inputs, data: FeatureSet) -> Choice:
         """Fit a head on features of the served extractor, for the classes of the new release.
 
-        With another size of the images the split is another one, so the served head may know images that are held out now.
+        With another size of the samples the split is another one, so the served head may know samples that are held out now.
         """
         extras = self._read_extras(served.installed)
         spec = replace(self._spec(served.installed.manifest), classes=len(inputs.manifest.classes))

@@ -1,6 +1,6 @@
 """The head-only worker: its jobs are to look up and install a release, and to fit, compare, serve and report a head.
 
-A release is proved once its extractor has computed the features of all the device's images and a head is fitted. If the process dies
+A release is proved once its extractor has computed the features of all the device's samples and a head is fitted. If the process dies
 three times before that, the release counts as a crash loop, and the previous one is served again.
 """
 
@@ -55,8 +55,8 @@ class HeadWorker(Worker):
     loader, fitter: as of `Fits`. trust: the signed metadata; by default the first root seen is trusted. verifies: whether the server's
     signatures are verified. runtime, check, precision, mirror: as of `DeviceReleases`. train: trains, on a device that may become a full
     one. data_stamp: the stamp of the device's data as they are now, as of `LoadedFeatures`. share: whether head updates and class
-    statistics may be sent. guard: a new model is served only if it is not worse than the old one on held-out images, and drift is measured;
-    off in simulated fleets, which measure releases as they are.
+    statistics may be sent. guard: a new model is served only if it is not worse on held-out samples than the old one, and drift is measured; off
+    in simulated fleets, which measure releases as they are.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class HeadWorker(Worker):
         """Reject a worse model; a release that led to it is rolled back and not tried again."""
         if inputs.served and inputs.served.installed.extractor != inputs.installed.extractor:
             self._slots.rollback(Failure.WORSE)
-        return Failed(Failure.WORSE, detail="the new model is worse on held-out images")
+        return Failed(Failure.WORSE, detail="the new model is worse on held-out samples")
 
     def _serve(self, job: Fit, report: Report, choice: Choice, fit_key: str, inputs: Inputs) -> None:
         parcel = parcel_for(job.assignment, report, self.limits)

@@ -109,7 +109,7 @@ def _read(address: str, blob: Blob, first: int, last: int) -> Iterator[tuple[int
 
 @dataclass(frozen=True, slots=True)
 class PrecisionLimits:
-    """Precision, or "auto": int8 where float32 takes too much of `memory_mb` (0: unlimited) or more than `latency_ms` per image."""
+    """Precision, or "auto": int8 where float32 takes too much of `memory_mb` (0: unlimited) or more than `latency_ms` per sample."""
 
     precision: Literal["auto", "fp32", "int8"] = "auto"
     memory_mb: int = 0
@@ -122,7 +122,7 @@ PRECISION_LIMITS = PrecisionLimits()
 def choose_precision(
     manifest: Manifest, limits: PrecisionLimits, serving: Manifest | None, measured_ms: float
 ) -> Precision:
-    """Choose the precision for `manifest`, given the release served so far and its latency per image (0: not measured).
+    """Choose the precision for `manifest`, given the release served so far and its latency per sample (0: not measured).
 
     A device that uses int8 keeps it, since its measurement says nothing about float32.
     """

@@ -169,7 +169,7 @@ def samples(stream: Stream, input: InputSpec) -> Iterator[Array]:
         while len(times) > 1 and times[-1] - times[0] > length_s - HALF / input.rate:
             measured = (len(times) - 1) / (times[-1] - times[0])
             found = next(
-                series.at_rate(times, values.astype(np.float64), measured, input.rate), values[:, :0]
+                series._at_rate(times, values.astype(np.float64), measured, input.rate), values[:, :0]
             )[:, : input.window]
             if found.shape[1] == input.window:
                 yield (found if input.kind == "series" else found[0])[None].astype(np.float32)

@@ -70,15 +70,15 @@ def of(path: Path, version: bytes, kind: Kind, input: InputSpec | None) -> Previ
         raise UnusableFileError(path, "not a recording")
     from edge_fl.modalities import series
 
-    input = input or series.propose([path], rate=series.describe(path).rate or 1.0)
-    remarks = series.read(path, input).remarks
+    remarks = series.read(path, input).remarks  # and whether it has a window
     times, values, rate, _ = series.recorded(path, input)
     if (np.diff(times) < 0).any():  # the clock jumps back
         times = np.arange(len(times)) / rate
     about = f"{len(values)} channel{'s' * (len(values) > 1)}, {times[-1] - times[0] + 1 / rate:.1f} s"
     if len(values) > MOST_LINES:
         about += f"; the first {MOST_LINES} are drawn"
-    return Preview(curves(times, values, input.names, input.units), about, remarks)
+    names, units = (input.names, input.units) if input else ((), ())
+    return Preview(curves(times, values, names, units), about, remarks)
 
 
 def sound(path: Path, input: InputSpec | None) -> bytes:

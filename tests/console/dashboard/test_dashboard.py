@@ -334,7 +334,7 @@ def test_blocked_devices_and_outliers_are_shown_with_reason_and_remedy(db: Datab
 def test_a_failure_word_is_explained_with_its_remedy(db: Database) -> None:
     registered_devices.record(db, [DeviceRecord("main", "pi-x", "alert", why="no_data")])
     shown = device.read(db, "main", "pi-x")
-    assert shown and "put pictures into one folder per class" in device.title(shown)
+    assert shown and "put files of that kind into one folder per class" in device.title(shown)
 
 
 def test_an_address_is_decoded_to_the_query_it_encodes() -> None:

@@ -261,7 +261,7 @@ def test_a_device_without_labels_on_a_release_without_a_fleets_head_is_no_alert(
     device.receive(serve())
     found = device.on(events.Failed(Failure.NO_LABELS))
     (said,) = [e.message for e in found if isinstance(e, effects.Publish) and isinstance(e.message, Log)]
-    assert said.level == "info" and said.text.startswith("rel-3: no labelled pictures yet")
+    assert said.level == "info" and said.text.startswith("rel-3: no labelled samples yet")
     assert said.text.count("the release has no fleet's head: nothing is served") == 1
     assert device.statuses()[-1] == "ready" and device.state.reason == "no_labels"
     assert device.on(events.Impaired(Failure.ERROR)) and device.statuses()[-1] == "alert"

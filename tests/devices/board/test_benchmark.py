@@ -19,19 +19,19 @@ from tests.devices.images import X, Y, picture
 
 
 def test_a_board_is_measured_once_per_set_up(tmp_path: Path) -> None:
-    first = speed(tmp_path, "a", None, child_main._extract_black)
-    assert first.gflops > 0 and first.head_ms > 0 and first.image_ms == 0
-    assert speed(tmp_path, "a", None, child_main._extract_black) == first
+    first = speed(tmp_path, "a", None, child_main._extract_zeros)
+    assert first.gflops > 0 and first.head_ms > 0 and first.sample_ms == 0
+    assert speed(tmp_path, "a", None, child_main._extract_zeros) == first
     (tmp_path / FILE).write_text((tmp_path / FILE).read_text().replace('"gflops":', '"gflops":1e9,"x":'))
-    assert speed(tmp_path, "a", None, child_main._extract_black).gflops == 1e9  # what is kept counts
-    assert speed(tmp_path, "b", None, child_main._extract_black).gflops < 1e9
+    assert speed(tmp_path, "a", None, child_main._extract_zeros).gflops == 1e9  # what is kept counts
+    assert speed(tmp_path, "b", None, child_main._extract_zeros).gflops < 1e9
 
 
 def test_an_installed_extractor_is_measured_too(folder: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "images.npz", x=X, y=Y)
     config = DeviceConfig("pi-1", str(tmp_path / "images.npz"), folder=str(folder))
     found = child_main.inspect(FeatureRequest(config))
-    assert found.speed.image_ms > 0 and "ms an image" in str(found.speed)
+    assert found.speed.sample_ms > 0 and "ms a sample" in str(found.speed)
     assert Slots(folder / "release").current()
 
 
@@ -50,7 +50,7 @@ def test_a_folder_that_is_no_class_of_the_release_is_told_as_skipped(folder: Pat
 
 def test_what_would_begin_too_late_is_left_out() -> None:
     ticks = count(step=LIMIT_S)
-    found = measure(steps(None, child_main._extract_black, training=True), lambda: float(next(ticks)))
+    found = measure(steps(None, child_main._extract_zeros, training=True), lambda: float(next(ticks)))
     assert found == Speed(found.gflops) and found.gflops > 0
 
 
@@ -61,8 +61,8 @@ def test_a_slow_board_is_head_only_however_much_memory_it_has() -> None:
 
 
 def test_torch_is_started_only_where_training_may_be_asked_for() -> None:
-    assert "torch_s" in steps(None, child_main._extract_black, training=True)
-    assert "torch_s" not in steps(None, child_main._extract_black, training=False)
+    assert "torch_s" in steps(None, child_main._extract_zeros, training=True)
+    assert "torch_s" not in steps(None, child_main._extract_zeros, training=False)
 
 
 def test_a_torch_that_does_not_start_makes_no_full_device() -> None:

@@ -20,7 +20,7 @@ from edge_fl_devices.child import Child, encode, feature_children
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import file_index, load
 from edge_fl_devices.data.current import CurrentData
-from edge_fl_devices.data.file_index import SUFFIX, FileIndex, SampleFacts
+from edge_fl_devices.data.file_index import SUFFIX, FileFacts, FileIndex, SampleFacts
 from edge_fl_devices.data.load import collect
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.features.child_loader import ChildFeatureLoader, FeatureRequest
@@ -178,10 +178,10 @@ def test_a_damaged_index_loses_only_what_is_damaged(
 def test_facts_are_found_by_an_index_of_the_same_reading_alone(config: DeviceConfig) -> None:
     index = FileIndex(Path(config.folder), "any", lambda image: SampleFacts(b"k"))
     path = Path(config.data) / "a" / "0.png"
-    index.add(path, path.stat(), SampleFacts(b"k", 0.5))
+    index.add(path, path.stat(), FileFacts((SampleFacts(b"k", 0.5),)))
     index.flush()
     again = FileIndex(Path(config.folder), "any", lambda image: SampleFacts(b"k"))
-    assert again.find(path, path.stat()) == SampleFacts(b"k", 0.5)
+    assert again.find(path, path.stat()) == FileFacts((SampleFacts(b"k", 0.5),))
     assert FileIndex(Path(config.folder), "other", again.facts).find(path, path.stat()) is None
 
 
@@ -190,7 +190,7 @@ def test_what_is_known_already_is_not_written_again(config: DeviceConfig) -> Non
     path = Path(config.data) / "a" / "0.png"
     sizes = []
     for _ in range(3):  # as for three extractors
-        index.add(path, path.stat(), SampleFacts(b"k"))
+        index.add(path, path.stat(), FileFacts((SampleFacts(b"k"),)))
         index.flush()
         sizes.append(index.path.stat().st_size)
     assert len({*sizes}) == 1
@@ -204,7 +204,7 @@ def test_the_index_drops_files_that_are_gone(config: DeviceConfig, monkeypatch: 
         for number in range(kept):
             path = images / "ab"[number % 2] / f"{number}.png"
             if not index.find(path, path.stat()):
-                index.add(path, path.stat(), SampleFacts(bytes([number])))
+                index.add(path, path.stat(), FileFacts((SampleFacts(bytes([number])),)))
         index.tidy()
     size = index.path.stat().st_size
     assert len(FileIndex(folder, "any", index.facts)._by_file) == 4 and size < 1000

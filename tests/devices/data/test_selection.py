@@ -25,7 +25,7 @@ def test_a_device_keeps_to_its_classes(tmp_path: Path) -> None:
     assert report.samples_per_class == (4, 0, 4) and report.skipped == {
         "of a class that this device leaves out": 4
     }
-    with pytest.raises(DataError, match="no usable image"):
+    with pytest.raises(DataError, match="no usable picture"):
         load_for(config_for(tmp_path, classes=["z"]), UNKNOWN)
 
 

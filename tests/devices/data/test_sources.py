@@ -181,10 +181,10 @@ def test_before_the_first_release_pictures_of_any_size_are_counted_without_their
 
 def test_a_count_needs_two_pictures_too(tmp_path: Path) -> None:
     config = DeviceConfig("pi-1", str(tmp_path))
-    with pytest.raises(DataError, match="no usable image"):
+    with pytest.raises(DataError, match="no usable picture"):
         load.count_for(config, UNKNOWN)
     picture(tmp_path / "dog" / "0.png", 0)
-    with pytest.raises(DataError, match="1 usable image, expected 2 or more"):
+    with pytest.raises(DataError, match="1 usable picture, expected 2 or more"):
         load.count_for(config, UNKNOWN)
 
 
@@ -263,7 +263,7 @@ def test_a_class_that_lost_its_images_is_reported_until_it_has_some(tmp_path: Pa
     for _ in range(2):
         report = load.load_for(config, spec)[1]
         assert report.disappeared == ("dog",)
-        assert "1 classes had images before and have none now" in report.notes
+        assert "1 classes had pictures before and have none now" in report.notes
     assert load.count_for(replace(config, classes=["cat"]), spec).disappeared == ()
     (source / "cow").rename(source / "dog")
     assert load.count_for(config, spec).disappeared == ()
@@ -325,13 +325,13 @@ def test_heic_is_read_with_its_decoder(tmp_path: Path) -> None:
 
 
 def test_an_empty_source_says_what_was_expected(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no usable image \(no files\); expected pictures in cat, dog"):
+    with pytest.raises(DataError, match=r"no usable picture \(no files\); expected pictures in cat, dog"):
         loaded(str(tmp_path), DataSpec(PETS, GREY))
     picture(tmp_path / "zebra" / "0.png", 0)
     with pytest.raises(DataError, match="1 in a folder that is not in the class list"):
         loaded(str(tmp_path), DataSpec(PETS, GREY))
     picture(tmp_path / "cat" / "0.png", 0)
-    with pytest.raises(DataError, match="1 usable image, expected 2 or more"):
+    with pytest.raises(DataError, match="1 usable picture, expected 2 or more"):
         loaded(str(tmp_path), DataSpec(PETS, GREY))
 
 
@@ -346,7 +346,7 @@ def test_one_class_is_allowed_and_flagged(tmp_path: Path) -> None:
 
 def test_limits_hold(tmp_path: Path) -> None:
     pets(tmp_path)
-    with pytest.raises(DataError, match="more than 3 images"):
+    with pytest.raises(DataError, match="more than 3 pictures"):
         loaded(str(tmp_path), DataSpec(PETS, GREY, limits=FileLimits(max_samples=3)))
     for limits in (FileLimits(max_pixels=63), FileLimits(max_decoding_bytes=63)):
         with pytest.raises(DataError, match="8 too large for this board"):

@@ -219,13 +219,14 @@ def test_the_status_explains_missing_data(folder: Path, capsys: pytest.CaptureFi
     assert main(["device", "status", "--dir", str(folder), "--format", "json"]) == 0
     rows = {row["what"]: row["value"] for row in json.loads(capsys.readouterr().out)}
     assert (
-        "no usable image (no files)" in rows["no_data"] and "fewer than two usable images" in rows["no_data"]
+        "no usable picture (no files)" in rows["no_data"]
+        and "fewer than two usable samples" in rows["no_data"]
     )
     pictures(folder / "images" / "dog")
     load.count_for(config, UNKNOWN)
     assert main(["device", "status", "--dir", str(folder), "--format", "json"]) == 0
     rows = {row["what"]: row["value"] for row in json.loads(capsys.readouterr().out)}
-    assert rows["images"] == "3: cat 0, dog 3" and "no_data" not in rows
+    assert rows["pictures"] == "3: cat 0, dog 3" and "no_data" not in rows
     assert rows["skipped files"] == "1 content is not a picture: dog/broken.png; 1 not a picture file"
 
 
@@ -247,11 +248,11 @@ def test_before_the_first_labels_the_status_says_why_nothing_is_served(
         rows["serves"]
         == "nothing: no labelled pictures yet, or only one, and the release has no fleet's head"
     )
-    assert rows["images"].startswith("no labelled pictures yet, or only one (")
+    assert rows["pictures"].startswith("no labelled pictures yet, or only one (")
     (folder / "images" / "cat" / "broken.png").write_bytes(b"nothing")
     rows = status()
     assert (rows["serves"], rows["head"]) == ("nothing", "nothing fitted yet")
-    assert "no usable image" in rows["no_data"]
+    assert "no usable picture" in rows["no_data"]
 
 
 def test_without_labels_the_status_of_the_fleets_head_names_no_failure(
@@ -267,7 +268,7 @@ def test_without_labels_the_status_of_the_fleets_head_names_no_failure(
     assert main(["device", "status", "--dir", str(folder), "--format", "json"]) == 0
     rows = {row["what"]: row["value"] for row in json.loads(capsys.readouterr().out)}
     assert "no_data" not in rows
-    assert rows["images"].startswith("no label yet, the fleet's head serves without")
+    assert rows["pictures"].startswith("no label yet, the fleet's head serves without")
 
 
 def test_the_status_names_misspelt_folders_and_classes_that_lost_their_images(
@@ -282,7 +283,7 @@ def test_the_status_names_misspelt_folders_and_classes_that_lost_their_images(
     load.count_for(config, DataSpec(("cat", "dog")))
     assert main(["device", "status", "--dir", str(folder), "--format", "json"]) == 0
     rows = {row["what"]: row["value"] for row in json.loads(capsys.readouterr().out)}
-    assert rows["classes that lost their images"] == "dog"
+    assert rows["classes that lost their pictures"] == "dog"
     assert rows["folders"] == "folder 'Dogs' is not a class: did you mean 'dog'?"
 
 
