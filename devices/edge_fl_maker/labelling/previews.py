@@ -36,8 +36,10 @@ SPAN = 0.6
 FRAMES = 1000
 GREYS = 64
 MOST_TICKS = 6
-LEFT, WIDTH, TOP, BOTTOM = 11, 85, 6, 91
+LEFT, WIDTH, TOP, BOTTOM = 11, 85, 6, 93
 """Place of the panels, in percent."""
+SHIFT_PX = 8
+"""By which all is moved down, so that the names above the first panel have room in a low element, too."""
 ROW, ROW_LETTERS = 5.5, 40
 """Height of a row of names in percent, and letters after which the next one begins."""
 SIDE = 1000
@@ -127,7 +129,7 @@ def spectrogram(sound: Values, rate: float) -> bytes:
     shares = np.clip((max(float(levels.max()), SPAN) - levels) / SPAN, 0, 1)
     encoded = base64.b64encode(_png(shares)).decode()
     image = f'<image width="{SIDE}" height="{SIDE}" preserveAspectRatio="none" href="data:image/png;base64,{encoded}"/>'
-    panel = _panel(TOP, BOTTOM - TOP, image, (0, rate / 2000), (), "kHz (mel)")
+    panel = _panel(TOP, BOTTOM - TOP, image, (0, rate / 2000), (), "kHz, mel")
     return _svg([panel], len(sound) / rate)
 
 
@@ -161,7 +163,7 @@ def _panel(
             rows, letters = [*rows, ""], 0
         rows[-1] += f'<tspan class="t{number % len(COLOURS)}">{_safe(name)}</tspan> '
         letters += len(name) + 1
-    rows[-1] += _safe(unit)
+    rows[-1] += _safe(f"({unit})") if unit else ""
     texts = [
         f'<text x="{LEFT}%" y="{top + ROW * row:.2f}%" dy="-4">{words}</text>'
         for row, words in enumerate(rows)
@@ -180,7 +182,7 @@ def _svg(panels: Iterable[str], seconds: float) -> bytes:
     step = 10 ** math.floor(math.log10(seconds / MOST_TICKS))
     step *= next(factor for factor in (1, 2, 5, 10) if seconds / (step * factor) <= MOST_TICKS)
     ticks = [
-        f'<text x="{LEFT + WIDTH * number * step / seconds:.2f}%" y="{BOTTOM}%" dy="2" text-anchor="middle">'
+        f'<text x="{LEFT + WIDTH * number * step / seconds:.2f}%" y="{BOTTOM - ROW}%" dy="15" text-anchor="middle">'
         f"{number * step:g}{'' if number else ' s'}</text>"
         for number in range(int(seconds / step + 1e-9) + 1)
     ]
@@ -189,7 +191,8 @@ def _svg(panels: Iterable[str], seconds: float) -> bytes:
         for colours in (COLOURS, DARK)
     )
     style = f"<style>{STYLE}{light}@media(prefers-color-scheme:dark){{{dark}}}</style>"
-    return f'<svg xmlns="http://www.w3.org/2000/svg">{style}{"".join([*panels, *ticks])}</svg>'.encode()
+    shifted = f'<g transform="translate(0 {SHIFT_PX})">{"".join([*panels, *ticks])}</g>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg">{style}{shifted}</svg>'.encode()
 
 
 def _safe(name: str) -> str:

@@ -83,7 +83,7 @@ def test_labels_of_recordings_lead_to_suggestions_for_whole_files(
             mean = np.mean([{one.label: one.probability for one in row.top}[truth[name]] for row in each])
             assert found.top[0].probability == pytest.approx(mean)
         status, error = site.act("skip", **dict.fromkeys(("name", "version"), "x"))
-        assert status == 422 and "x: not among the recordings without labels" in error["error"]
+        assert status == 422 and "x: not among the files without labels" in error["error"]
 
 
 def test_a_series_is_shown_as_curves_and_its_names_are_no_markup(tmp_path: Path) -> None:
