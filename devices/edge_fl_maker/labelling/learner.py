@@ -210,8 +210,7 @@ class Learner:
         """Return what the page shows of a recording; None for a picture, whose file it shows itself. Raises UnusableFileError."""
         if (kind := self.kind) == "picture":
             return None
-        with self._lock:
-            return previews.of(path, file_key(path), kind, self._pool.input)
+        return previews.of(path, file_key(path), kind, self._pool.input, self._lock)
 
     def sound(self, path: Path) -> bytes:
         """Return an audio recording as it is learned from, as a WAV file. Raises UnusableFileError."""

@@ -9,6 +9,7 @@ import base64
 import html
 import math
 import struct
+import threading
 import zlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -40,7 +41,7 @@ LEFT, WIDTH, TOP, BOTTOM = 11, 85, 6, 93
 """Place of the panels, in percent."""
 SHIFT_PX = 8
 """By which all is moved down, so that the names above the first panel have room in a low element, too."""
-ROW, ROW_LETTERS = 5.5, 40
+ROW, ROW_LETTERS = 7, 40
 """Height of a row of names in percent, and letters after which the next one begins."""
 SIDE = 1000
 """Units of a panel in both directions."""
@@ -60,20 +61,24 @@ class Preview(NamedTuple):
 
 
 @lru_cache(KEPT)
-def of(path: Path, version: bytes, kind: Kind, input: InputSpec | None) -> Preview:
-    """Return the preview of a recording with this version of its file. Raises UnusableFileError."""
+def of(path: Path, version: bytes, kind: Kind, input: InputSpec | None, lock: threading.Lock) -> Preview:
+    """Return the preview of a recording with this version of its file, read while `lock` is held. Raises UnusableFileError."""
     if kind == "audio":
         from edge_fl.modalities import audio
 
         rate = input.rate if input else audio.RATE
-        sound, remarks = audio.recording(path, rate)
-        return Preview(spectrogram(sound, rate), f"{len(sound) / rate:.1f} s of sound", remarks)
+        with lock:
+            sound, remarks = audio.recording(path, rate)
+            return Preview(spectrogram(sound, rate), f"{len(sound) / rate:.1f} s of sound", remarks)
     if kind != "series":
         raise UnusableFileError(path, "not a recording")
     from edge_fl.modalities import series
 
-    remarks = series.read(path, input).remarks  # and whether it has a window
-    times, values, rate, _ = series.recorded(path, input)
+    with lock:
+        remarks = series.read(path, input).remarks  # and whether it has a window
+        times, values, rate, _ = series.recorded(path, input)
+    if not len(times):
+        raise UnusableFileError(path, "no complete row")
     if (np.diff(times) < 0).any():  # the clock jumps back
         times = np.arange(len(times)) / rate
     about = f"{len(values)} channel{'s' * (len(values) > 1)}, {times[-1] - times[0] + 1 / rate:.1f} s"
@@ -92,7 +97,7 @@ def sound(path: Path, input: InputSpec | None) -> bytes:
 
 
 def curves(times: NDArray[np.float64], values: Values, names: Sequence[str], units: Sequence[str]) -> bytes:
-    """Return an SVG of values [C, n], NaN where one is missing, at increasing times [n]; channels of one unit share a panel."""
+    """Return an SVG of values [C, n] at increasing times [n]; channels of one unit share a panel."""
     count = min(len(values), MOST_LINES)
     names, units = names or [f"channel {number + 1}" for number in range(count)], units or [""] * count
     panels: dict[object, list[int]] = {}
@@ -101,10 +106,9 @@ def curves(times: NDArray[np.float64], values: Values, names: Sequence[str], uni
     seconds = float(times[-1] - times[0]) * len(times) / max(len(times) - 1, 1) or 1.0
     x, height, drawn = SIDE * (times - times[0]) / seconds, (BOTTOM - TOP) / len(panels), list[str]()
     for place, members in enumerate(panels.values()):
-        known = values[members][np.isfinite(values[members])]
-        low, high = float(known.min(initial=np.inf)), float(known.max(initial=-np.inf))
-        if not low < high:
-            low, high = (low - 1, high + 1) if len(known) else (-1.0, 1.0)
+        low, high = float(values[members].min()), float(values[members].max())
+        if low == high:
+            low, high = low - max(1, abs(low)), high + max(1, abs(high))
         lines = "".join(_line(x, SIDE * (high - values[number]) / (high - low), number) for number in members)
         zero = f"M0,{SIDE * high / (high - low):.0f}H{SIDE}" * (low < 0 < high)
         content = f'<path class="axis" d="M0,0V{SIDE}H{SIDE}{zero}"/>{lines}'
@@ -134,15 +138,13 @@ def spectrogram(sound: Values, rate: float) -> bytes:
 
 
 def _line(x: NDArray[np.float64], y: Values, number: int) -> str:
-    known = np.isfinite(y)
-    x, y = x[known], y[known]
     if len(x) > 2 * COLUMNS:
         starts = np.flatnonzero(np.diff((x * COLUMNS / SIDE).astype(np.int64), prepend=-1))
         ends = [each.reduceat(y, starts) for each in (np.minimum, np.maximum)]
         x, y = x[starts].repeat(2), np.stack(ends, axis=1).reshape(-1)
-    steps = np.diff(x, prepend=-np.inf)
-    is_start = steps > GAP * (np.median(steps[steps > 0]) if len(x) else 0)
-    is_start[:1] = True
+    steps = np.diff(x, prepend=x[0])
+    is_start = steps > GAP * np.median(steps[steps > 0]) if steps.any() else steps > 0
+    is_start[0] = True
     points = zip(np.where(is_start, "M", "L"), x, y, strict=True)
     content = "".join(f"{command}{a:.0f},{b:.0f}" for command, a, b in points)
     return f'<path class="c{number % len(COLOURS)}" d="{content}"/>'
@@ -169,8 +171,8 @@ def _panel(
         for row, words in enumerate(rows)
     ]
     top, bottom = top + ROW * (len(rows) - 1), top + height - ROW
-    for y, dy, value in ((top, 9, ends[1]), (bottom, 0, ends[0])):
-        texts.append(f'<text x="{LEFT - 1}%" y="{y:.2f}%" dy="{dy}" text-anchor="end">{value:.3g}</text>')
+    for y, value in ((top, ends[1]), (bottom, ends[0])):
+        texts.append(f'<text x="{LEFT - 1}%" y="{y:.2f}%" text-anchor="end">{value:.3g}</text>')
     place = f'x="{LEFT}%" y="{top:.2f}%" width="{WIDTH}%" height="{bottom - top:.2f}%"'
     return (
         f'<svg {place} viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none">{content}</svg>{"".join(texts)}'
