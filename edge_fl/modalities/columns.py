@@ -9,6 +9,7 @@ import csv
 import importlib
 import re
 import zipfile
+from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -31,10 +32,10 @@ from edge_fl.modalities.limits import LIMITS, MB, FileLimits
 
 Source: TypeAlias = Path | BinaryIO
 Numbers = NDArray[np.float64]
-COST = 16
-"""Bytes of memory for a byte of a text file: its cells are objects."""
+COST = 12
+"""Bytes of memory for a byte of a text file, if its numbers have 2 digits; 5 if they have 8."""
 HEAD_BYTES = 2**16  # read to check a file
-SAMPLE = 50  # lines from which the delimiter is found
+SAMPLE, BLOCK = 50, 4096  # lines from which the delimiter is found, and that are read at a time
 EMPTY = frozenset({"", "nan", "nat", "na", "n/a", "#n/a", "null", "none", "-", "unknown", "unavailable"})
 LARGEST = 3e38  # of a float32; a value beyond it is missing
 _NAME_UNIT = re.compile(r"\s*(.*?)\s*(?:[\[(]([^\[(]*)[\])])?\s*")
@@ -57,10 +58,7 @@ class Columns(NamedTuple):
 
     def words(self, index: int) -> list[str]:
         """Return a column as text, "" for empty cells."""
-        values = self.cells[index]
-        if isinstance(values, list):
-            return [composed(cell.strip()) for cell in values]
-        return ["" if value != value else f"{value:.15g}" for value in values]
+        return [composed(word.strip()) for word in _words(self.cells[index])]
 
     def numeric(self, but: Collection[int]) -> list[int]:
         """Return the columns of numbers outside `but`; if others have names, those without are none. Raises UnusableFileError."""
@@ -84,7 +82,8 @@ class Columns(NamedTuple):
             detail = f"{len(found)} without names, expected {input.channels}"
             raise UnusableFileError(self.source, "another number of columns", detail)
         x = np.stack([self._numbers(index) for index in found])
-        return np.where(np.abs(x) < LARGEST, x, np.nan)
+        x[~(np.abs(x) < LARGEST)] = np.nan
+        return x
 
     def place(self, name: str) -> int:
         """Return the column of a name, whatever its case and unit. Raises UnusableFileError for none, or two."""
@@ -180,33 +179,54 @@ def _from_arrays(source: Source, arrays: Sequence[tuple[str, Array]], rate: floa
         raise UnusableFileError(source, "arrays that are no recording", detail)
     names, units = zip(*(_name_unit(name) for name, _ in arrays), strict=True)
     texts = (np.datetime_as_string(array) if array.dtype.kind == "M" else array for _, array in arrays)
-    cells = tuple(a.astype(np.float64) if a.dtype.kind in "biuf" else [str(v) for v in a] for a in texts)
+    cells = tuple(
+        a.astype(np.float64) if a.dtype.kind in "biuf" else ["" if v is None else str(v) for v in a]
+        for a in texts
+    )
     return Columns(source, names, units, cells, range(1, len(cells[0]) + 1), rate)
 
 
 def _from_text(source: Source, content: str) -> Columns:
     delimiter, width = _dialect(list(islice(filter(None, _lines(content)), SAMPLE)))
     reader = csv.reader(_lines(content), delimiter=delimiter, skipinitialspace=True)
-    rows = [(reader.line_num, row) for row in reader if any(row)]
-    while rows and 2 * len(rows[0][1]) <= width:  # remarks of the program that recorded it
-        del rows[0]
-    if not rows:
+    rows = ((reader.line_num, row) for row in reader if any(row))
+    # a row of fewer cells before is a remark of the program that recorded it
+    first = next((row for row in rows if 2 * len(row[1]) > width), None)
+    if first is None:
         raise UnusableFileError(source, "empty", "no rows in it")
-    header = [cell.strip() for cell in rows[0][1]]
+    header, after = [cell.strip() for cell in first[1]], chain([first], rows)
     if any(cell and not isinstance(_typed([cell]), list) for cell in header):
         header = [""] * width
     else:
-        del rows[0]
+        next(after)
     while any(header) and not header[-1]:  # a delimiter at the end
         header.pop()
-    for line, row in rows:
-        if len(row) > len(header) and any(cell.strip() for cell in row[len(header) :]):
-            detail = f"line {line} has {len(row)} cells, expected {len(header)}"
-            raise UnusableFileError(source, "rows of different lengths", detail)
+    parts: list[list[Numbers | list[str]]] = [[] for _ in header]
+    lines = array("L")
+    while block := list(islice(after, BLOCK)):
+        lines.extend(line for line, _ in block)
+        for line, row in block:
+            if len(row) > len(header) and any(cell.strip() for cell in row[len(header) :]):
+                detail = f"line {line} has {len(row)} cells, expected {len(header)}"
+                raise UnusableFileError(source, "rows of different lengths", detail)
+        columns = zip_longest(header, *(row for _, row in block), fillvalue="")
+        for part, column in zip(parts, columns, strict=False):
+            part.append(_typed(list(column[1:])))
     names, units = zip(*map(_name_unit, header), strict=True)
-    columns = islice(zip_longest(header, *(row for _, row in rows), fillvalue=""), len(header))
-    cells = tuple(_typed(list(column[1:])) for column in columns)
-    return Columns(source, names, units, cells, [line for line, _ in rows])
+    return Columns(source, names, units, tuple(map(_joined, parts)), lines)
+
+
+def _joined(parts: list[Numbers | list[str]]) -> Numbers | list[str]:
+    """Join the blocks of a column, which is text if one of them is."""
+    if any(isinstance(part, list) for part in parts):
+        return [word for part in parts for word in _words(part)]
+    return np.concatenate([np.empty(0), *parts])
+
+
+def _words(values: Numbers | list[str]) -> list[str]:
+    if isinstance(values, list):
+        return values
+    return ["" if value != value else f"{value:.15g}" for value in values]
 
 
 def key(name: str) -> str:

@@ -208,8 +208,8 @@ def _iso(cell: str) -> float:
 
 def _unit(t: Numbers, input: InputSpec | None) -> float:
     """Return the unit of times in seconds: by their size since 1970, else by their step, near the rate of the input if there is one."""
-    units = sorted(set(SECONDS.values()), reverse=True)
-    step, middle = 1 / _rate(t), float(np.nanmedian(t))
+    units, known = sorted(set(SECONDS.values()), reverse=True), t[np.isfinite(t)]
+    step, middle = 1 / _rate(t), np.median(known) if len(known) else 0
     found = [unit for unit in units if _EPOCH[0] < middle * unit < _EPOCH[1]]
     if input and not found:
         return min(units, key=lambda unit: abs(math.log(step * unit * input.rate)))

@@ -59,15 +59,16 @@ def rows(
             path, "no class column", f"expected {' or '.join(CLASSES)}, or a column of text"
         )
     x, kept, remarks = _complete(sheet, input, {of_class, *groups})
-    words = np.array(sheet.words(of_class), str)
+    words = sheet.words(of_class)
     classes = tuple(classes) or _in_order(words)
-    if other := [word for word in words if word not in classes]:
+    numbers = {name: number for number, name in enumerate(classes)}
+    if other := [word for word in words if word not in numbers]:
         names = shortened([repr(name) for name in sorted(set(other))], 5)
         remarks.append(f"{len(other)} rows of other classes, {names}, are left out")
-    kept = kept[np.isin(words[kept], classes)]
-    y = np.array([classes.index(word) for word in words[kept]], np.int64)
+    ids = np.array([numbers.get(word, -1) for word in words], np.int64)
+    kept &= ids >= 0
     found = [np.array(sheet.words(group), str)[kept].tolist() for group in groups[:1]]
-    return Rows(x[kept], y, tuple(found[0]) if found else (), classes, tuple(remarks))
+    return Rows(x[kept], ids[kept], tuple(found[0]) if found else (), classes, tuple(remarks))
 
 
 def propose(files: Sequence[Path], class_column: str = "") -> tuple[InputSpec, tuple[str, ...]]:
@@ -128,14 +129,14 @@ def _roles(sheet: Columns, class_column: str) -> tuple[int, list[int]]:
 
 def _complete(
     sheet: Columns, input: InputSpec | None, but: set[int]
-) -> tuple[Values, NDArray[np.int64], list[str]]:
-    """Return rows [n, F], which of them have no empty cell, and a remark on the others. Raises UnusableFileError."""
+) -> tuple[Values, NDArray[np.bool_], list[str]]:
+    """Return rows [n, F], which of them have no empty cell [n], and a remark on the others. Raises UnusableFileError."""
     if input:
         require_kind(input, "table", "rows")
     x = sheet.values(input, but)
-    complete = np.isfinite(x).all(axis=0)
+    complete = np.asarray(np.isfinite(x).all(axis=0))
     first = f"{np.sum(~complete)} rows with an empty cell are left out, the first in line {sheet.lines[int(complete.argmin())]}"
-    return x.T.astype(np.float32), np.flatnonzero(complete), [] if complete.all() else [first]
+    return x.T.astype(np.float32), complete, [] if complete.all() else [first]
 
 
 def _in_order(words: Iterable[str]) -> tuple[str, ...]:
