@@ -1,6 +1,6 @@
 """Export extractor and head as one ONNX model for other programs: `edge-fl device export model.onnx`.
 
-Input `image` is the extractor's (pixels 0..1); outputs are `logits` and calibrated `probabilities` over all classes. The file is
+Input `image` is the extractor's (of pictures 0..1); outputs are `logits` and calibrated `probabilities` over all classes. The file is
 written only if its probabilities match the served model's. It contains the personal head and so reveals something about this device's data.
 """
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
+from edge_fl import modalities
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
@@ -77,11 +78,12 @@ def _describe(predictor: Predictor, head: Head) -> dict[str, str]:
 
 
 def _require_same(payload: bytes, predictor: Predictor) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (4, *predictor.manifest.input.shape), np.uint8)
+    input = predictor.manifest.input
+    x = modalities.of(input.kind).synthetic(input, 4, seed=0)
     session = onnxruntime.InferenceSession(payload, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
-    (probabilities,) = session.run([PROBABILITIES], {name: images.astype(np.float32) / np.float32(255)})
-    difference = float(np.abs(probabilities - predictor.probabilities(images)).max())
+    (probabilities,) = session.run([PROBABILITIES], {name: modalities.scaled(x)})
+    difference = float(np.abs(probabilities - predictor.probabilities(x)).max())
     if not difference <= PARITY:
         raise ArtefactError(
             f"fused model: probabilities differ by {difference:.3g} from the served model's, tolerance {PARITY:g}",

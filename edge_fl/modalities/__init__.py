@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import BinaryIO, NamedTuple, Protocol, cast
 
@@ -172,3 +172,9 @@ def kind_of_most(paths: Iterable[PurePath]) -> Kind | None:
     """Return the kind of most of these files, None if they are of none."""
     found = Counter(kind for path in paths if (kind := kind_of(path)))
     return found.most_common(1)[0][0] if found else None
+
+
+def of_most(paths: Sequence[Path]) -> list[Path]:
+    """Return those of these files that are of the kind of most of them."""
+    kind = kind_of_most(paths)
+    return [path for path in paths if kind and path.suffix.lower() in ABOUT[kind].suffixes]

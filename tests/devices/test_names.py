@@ -16,6 +16,7 @@ from PIL import Image
 from edge_fl.data.class_names import UNUSABLE
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
+from edge_fl.modalities import pictures
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices import config as configuration
 from edge_fl_devices.config import DeviceConfig

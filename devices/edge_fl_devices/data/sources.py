@@ -99,7 +99,7 @@ def _name_position(path: Path) -> float:
 
 
 def read(source: str, spec: DataSpec) -> SourceData:
-    """Read a source, given as KIND:LOCATION with a kind of SOURCES, or as a folder, an .npz or a .csv. Raises DataError, also between batches.
+    """Read a source, given as KIND:LOCATION with a kind of SOURCES, or as a folder, an .npz or a .csv. Raises DataError, also later.
 
     Samples get the shape of `spec.input`.
     """
@@ -199,7 +199,7 @@ def count(location: str, spec: DataSpec, progress: Progress = ignore) -> DataRep
 
     found = scan(location, spec)
     with _marked(found, spec) as marker:
-        found = replace(found, depth=depth_of(found, spec, marker))
+        found = _with_depth(found, spec, marker)
         usable = list(_usable(found, spec, marker, check, progress=progress))
     if found.kind == "picture":  # a recording may have many samples
         require_two(len(usable), found.about.sample)
@@ -227,7 +227,7 @@ def folder(location: str, spec: DataSpec) -> SourceData:
     """
     found = scan(location, spec)
     with _marked(found, spec) as marker:
-        found = replace(found, depth=depth_of(found, spec, marker))
+        found = _with_depth(found, spec, marker)
     return SourceData(
         found.classes,
         lambda wants: ahead(_batches(_read_all(found, spec, wants))),
@@ -251,7 +251,12 @@ def _marked(found: LabelledFolder, spec: DataSpec) -> Iterator[DecodingMarker]:
         yield marker
 
 
-def depth_of(found: LabelledFolder, spec: DataSpec, marker: DecodingMarker) -> Depth:
+def _with_depth(found: LabelledFolder, spec: DataSpec, marker: DecodingMarker) -> LabelledFolder:
+    files = [path for path, _ in found.files]
+    return replace(found, depth=depth_of(files, spec, marker)) if found.kind == "picture" else found
+
+
+def depth_of(files: Sequence[Path], spec: DataSpec, marker: DecodingMarker) -> Depth:
     """Return the bits that 16-bit pictures use: those of the settings, or of a sample of the files."""
 
     def known(path: Path) -> tuple[int, bool] | None:
@@ -262,11 +267,8 @@ def depth_of(found: LabelledFolder, spec: DataSpec, marker: DecodingMarker) -> D
                 return facts.used
         return None
 
-    if found.kind != "picture":
-        return UNKNOWN_DEPTH
     from edge_fl.modalities import pictures  # here: other devices need no Pillow
 
-    files = [path for path, _ in found.files]
     return Depth(spec.bits) if spec.bits else pictures.depth_of(files, spec.limits, known, marker.of)
 
 
@@ -382,14 +384,14 @@ def _read(
         if not len(x):
             raise UnusableFileError(path, f"no {found.about.sample} in it")
         facts = FileFacts(tuple(map(index.facts, x)) if index else (SampleFacts(),) * len(x), remarks=remarks)
-        facts = _with_depth(facts, path, found, spec)
+        facts = _of_picture(facts, path, found, spec)
     except OSError:
         return FileFacts(reason=UNREADABLE), None
     except UnusableFileError as error:
         facts = FileFacts(reason=error.reason, detail=error.detail, bits=depth.scale)
         if index and not error.passing:
             with suppress(UnusableFileError):  # a picture may use more bits than the others
-                facts = _with_depth(facts, path, found, spec)
+                facts = _of_picture(facts, path, found, spec)
             index.add(path, stat, facts)
         return facts, None
     if index:
@@ -397,7 +399,7 @@ def _read(
     return facts, x
 
 
-def _with_depth(facts: FileFacts, path: Path, found: LabelledFolder, spec: DataSpec) -> FileFacts:
+def _of_picture(facts: FileFacts, path: Path, found: LabelledFolder, spec: DataSpec) -> FileFacts:
     """Add to the facts of a picture its origin, and the bits that it uses. Raises UnusableFileError."""
     if found.kind != "picture":
         return facts

@@ -1,4 +1,4 @@
-"""Contents of a card: one device's settings with the Pi's paths, its identity, wheels, and pictures with names that the card can hold."""
+"""Contents of a card: one device's settings with the Pi's paths, its identity, wheels, and data with names that the card can hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from edge_fl.errors import ConfigError, shortened
 from edge_fl.files.folder import walk
 from edge_fl.files.paths import text
-from edge_fl.modalities import ABOUT
+from edge_fl.modalities import of_most
 from edge_fl.untrusted import whole
 from edge_fl.wire import host_names, identity
 from edge_fl.wire.mqtt import tls
@@ -130,31 +130,28 @@ def _number(path: Path) -> int:
 
 
 def read_images(folder: Path, config: DeviceConfig, *, fat: bool) -> tuple[tuple[tuple[str, Path], ...], int]:
-    """List the pictures to copy to the device's data folder, one folder per class, and count the other files.
+    """List the files of the most frequent kind to copy to the device's data folder, one folder per class, and count the others.
 
     Raises ConfigError, also for names that cannot be written, to a FAT partition if `fat`.
     """
     if not data_folder(config):
         raise ConfigError(f"data {config.data}: --images needs a folder such as folder:/srv/images")
     if not folder.is_dir():
-        raise ConfigError(f"{text(folder)}: no such folder; expected one with a folder of pictures per class")
+        raise ConfigError(f"{text(folder)}: no such folder; expected one with a folder of samples per class")
     root = folder.absolute()
     listing = walk(root)
-    images = tuple(
-        (path.relative_to(root).as_posix(), path)
-        for path in listing.files
-        if path.parent.parent == root
-        and path.suffix.lower() in ABOUT["picture"].suffixes
-        and os.access(path, os.R_OK)
-    )
+    found = [path for path in listing.files if path.parent.parent == root and os.access(path, os.R_OK)]
+    images = tuple((path.relative_to(root).as_posix(), path) for path in of_most(found))
     if not images:
-        raise ConfigError(f"{text(folder)}: no pictures in it; expected a folder of pictures per class")
+        raise ConfigError(
+            f"{text(folder)}: no pictures or recordings in it; expected a folder of them per class"
+        )
     require_names((name for name, _ in images), text(folder), fat=fat)
     return images, len(listing.files) + len(listing.skipped) - len(images)
 
 
 def data_folder(config: DeviceConfig) -> str:
-    """Return the folder with the device's pictures, "" when its data source is not a folder."""
+    """Return the folder with the device's data, "" when its data source is not a folder."""
     kind, colon, path = config.data.partition(":")
     folder = path if colon and kind == "folder" else "" if colon else config.data
     return folder if folder.startswith("/") else ""

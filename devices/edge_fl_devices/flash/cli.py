@@ -42,11 +42,14 @@ class PiConnection(ConnectionOptions):
 def flash(
     device: Annotated[str, option("--id DEVICE", "Name of the device: a-z, 0-9 and '-'.")],
     data: Annotated[
-        str, option("--data SOURCE", "Pictures of the device: where they are on the Pi.")
+        str, option("--data SOURCE", "Data of the device: where they are on the Pi.")
     ] = "folder:/srv/images",
     images: Annotated[
         Path | None,
-        option("--images FOLDER", "Folder of pictures by class: they are copied to the Pi's data folder."),
+        option(
+            "--images FOLDER",
+            "Folder of pictures or recordings by class: they are copied to the Pi's data folder.",
+        ),
     ] = None,
     boot: Annotated[
         Path | None,
@@ -130,17 +133,15 @@ def flash(
             " plaintext"
         )
     if label_page and not data_folder(config):
-        raise ConfigError(
-            f"--label-page: data {config.data} are no folder of pictures such as folder:/srv/images"
-        )
+        raise ConfigError(f"--label-page: data {config.data} are no folder such as folder:/srv/images")
     if identity and keys:
         print_status(require_valid_host(identity, host, config.broker.port))
-    pictures, others = read_images(images, config, fat=target.is_boot_partition) if images else ((), 0)
+    samples, others = read_images(images, config, fat=target.is_boot_partition) if images else ((), 0)
     if images and others:
         print_status(
-            f"{text(images)}: {others} files are not readable pictures in a folder per class; they are left out"
+            f"{text(images)}: {others} files are not readable, not in a folder per class, or of another kind; they are left out"
         )
-    heic = sum(path.lower().endswith((".heic", ".heif")) for path, _ in pictures)
+    heic = sum(path.lower().endswith((".heic", ".heif")) for path, _ in samples)
     if images and heic and not reads_heic():
         print_status(
             f"{text(images)}: {heic} HEIC pictures, which the Pi could not read; pip install 'edge-fl[heic]' here and flash again"
@@ -149,7 +150,7 @@ def flash(
     def contents(pythons: tuple[str, ...]) -> CardContents:
         print_status(f"{target.name}: Python {' or '.join(pythons)}")
         wheelhouse = gather(pythons, wheels or cache_folder() / "wheels", offline=offline)
-        return CardContents(config, wheelhouse, keys, trusted, pictures, released, label_page)
+        return CardContents(config, wheelhouse, keys, trusted, samples, released, label_page)
 
     new, old = plan_changes(target, contents)
     written = units.size(sum(file.size for file in new))

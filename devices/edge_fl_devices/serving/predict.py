@@ -267,9 +267,9 @@ def _batches(
         raise DataError(f"{text(source)}: {reason}; {expected}")
     elif source.suffix == ".npz" and (x := _archived(source, input)) is not None:
         for start in range(0, len(x), BATCH):
-            batch = x[start : start + BATCH]
-            names = [f"{text(source.name)}[{start + row}]" for row in range(len(batch))]
-            yield names, modalities.of(input.kind).fit(batch, input, source)
+            some = x[start : start + BATCH]
+            names = [f"{text(source.name)}[{start + row}]" for row in range(len(some))]
+            yield names, modalities.of(input.kind).fit(some, input, source)
         return
     count, unused, remarks = 0, Skipped(), Skipped()
     for batch in ahead(_read(files, source, input, bits, remarks)):

@@ -55,7 +55,7 @@ class HeadWorker(Worker):
     loader, fitter: as of `Fits`. trust: the signed metadata; by default the first root seen is trusted. verifies: whether the server's
     signatures are verified. runtime, check, precision, mirror: as of `DeviceReleases`. train: trains, on a device that may become a full
     one. data_stamp: the stamp of the device's data as they are now, as of `LoadedFeatures`. share: whether head updates and class
-    statistics may be sent. guard: a new model is served only if it is not worse on held-out samples than the old one, and drift is measured; off
+    statistics may be sent. guard: a new model is served only if it is not worse on held-out samples, and drift is measured; off
     in simulated fleets, which measure releases as they are.
     """
 

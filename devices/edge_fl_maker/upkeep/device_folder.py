@@ -13,7 +13,7 @@ import msgspec
 
 from edge_fl.errors import InputError
 from edge_fl.files.paths import text
-from edge_fl.modalities import ABOUT
+from edge_fl.modalities import of_most
 from edge_fl_devices.agent.effects import Memory, without_server
 from edge_fl_devices.board.installation import settings_file
 from edge_fl_devices.config import POOL, DeviceConfig, from_options, remembered
@@ -100,7 +100,7 @@ class ResetPlan:
 
 
 def plan_reset(folder: Path, *, labels: bool = False, identity: bool = False) -> ResetPlan:
-    """What a reset would delete. `labels`: also the pictures, with and without labels; `identity`: also identity, ledgers and trust.
+    """What a reset would delete. `labels`: also the samples, with and without labels; `identity`: also identity, ledgers and trust.
 
     Raises InputError if the settings of the last run are missing and needed.
     """
@@ -108,7 +108,7 @@ def plan_reset(folder: Path, *, labels: bool = False, identity: bool = False) ->
     names = [*LEARNED, *RECORDS, *(LEDGERS if identity else ())]
     paths = [folder / name for name in names]
     if labels:
-        paths += [folder / POOL, *_pictures(_required(settings, folder, "--delete-labels"))]
+        paths += [folder / POOL, *_samples(_required(settings, folder, "--delete-labels"))]
     if identity and (where := _required(settings, folder, "--delete-identity").broker.identity):
         paths += sorted(path for path in Path(where).glob("*") if path.is_file())
     return ResetPlan(tuple(path for path in paths if path.exists()), settings)
@@ -160,10 +160,10 @@ def _required(settings: DeviceConfig | None, folder: Path, option: str) -> Devic
     return settings
 
 
-def _pictures(settings: DeviceConfig) -> Iterator[Path]:
-    """The pictures in the class folders of the data folder; those behind a link to a folder are somewhere else, and stay."""
+def _samples(settings: DeviceConfig) -> Iterator[Path]:
+    """The files of samples in the class folders of the data folder; those behind a link to a folder are somewhere else, and stay."""
     if settings.reads_folder:
         data = Path(settings.data.removeprefix("folder:"))
         folders = (path for path in data.glob("*") if path.is_dir() and not path.is_symlink())
         found = (path for folder in folders for path in folder.glob("*"))
-        yield from sorted(path for path in found if path.suffix.lower() in ABOUT["picture"].suffixes)
+        yield from sorted(of_most([*found]))

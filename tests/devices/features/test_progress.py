@@ -53,7 +53,7 @@ def test_a_slow_reading_says_when_it_will_be_done(
     for done in range(100, 401, 10):
         clock.now_s += 2
         reading(done, 2000)
-    assert str(reading.current) == "features of 400 of 2,000 pictures, done at about 12:06"
+    assert str(reading.current) == "features of 400 of 2,000 files, done at about 12:06"
     assert child_loader.read_progress(tmp_path, clock.wall()) == reading.current
     assert (
         child_loader.read_progress(tmp_path, clock.wall() + child_loader.STALE_S) is None
@@ -70,7 +70,7 @@ def test_the_status_shows_it(tmp_path: Path, clock: Clock) -> None:
         clock.now_s += 60
         reading(done, 8)
     (row,) = (row for row in status.read(tmp_path) if row["what"] == "under way")
-    assert str(row["value"]).startswith("features of 2 of 8 pictures, done at about ")
+    assert str(row["value"]).startswith("features of 2 of 8 files, done at about ")
 
 
 def test_the_agent_prints_a_line_a_minute(

@@ -173,5 +173,5 @@ def test_the_label_page_needs_a_folder_of_pictures(
         "--insecure",
     ]
     assert main([*command, "--data", "npz:/srv/images.npz", "--label-page"]) == 4
-    assert "--label-page: data npz:/srv/images.npz are no folder of pictures" in capsys.readouterr().err
+    assert "--label-page: data npz:/srv/images.npz are no folder such as" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

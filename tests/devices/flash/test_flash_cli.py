@@ -116,10 +116,13 @@ def test_only_readable_pictures_in_class_folders_are_copied(
     assert main([*arguments, "--images", "mine"]) == 0
     assert files(tmp_path / "out/edge-fl/images") == {"cat/1.png", "cat/2.HEIC"}
     said = capsys.readouterr().err
-    assert "mine: 4 files are not readable pictures in a folder per class; they are left out" in said
+    assert (
+        "mine: 4 files are not readable, not in a folder per class, or of another kind; they are left out"
+        in said
+    )
     assert "mine: 1 HEIC pictures, which the Pi could not read; pip install 'edge-fl[heic]'" in said
     (tmp_path / "empty").mkdir()
-    for folder, why in (("empty", "no pictures in it"), ("nowhere", "no such folder")):
+    for folder, why in (("empty", "no pictures or recordings in it"), ("nowhere", "no such folder")):
         assert main([*arguments, "--images", folder]) == 4
         assert f"{folder}: {why}; expected" in capsys.readouterr().err
 

@@ -72,7 +72,7 @@ def test_no_picture_is_opened_or_listed_before_the_agent_is_ready(tmp_path: Path
         assert {f"{number}.png" for number in range(40)} <= set(opened.read())
         assert record.read(home) == DataRecord(DataReport(("a", "b"), (20, 20), {}))
         eventually(lambda: b"40 samples" in (tmp_path / "log").read_bytes(), "the line about the count")
-        assert b"counting pictures" in (tmp_path / "log").read_bytes()
+        assert b"counting samples" in (tmp_path / "log").read_bytes()
         assert process.poll() is None
 
 

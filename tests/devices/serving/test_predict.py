@@ -116,7 +116,7 @@ def test_the_command_names_ignored_system_folders_and_says_how_far_it_is(
     assert main(["device", "predict", str(album), "--dir", str(folder)]) == 0
     said = capsys.readouterr().err
     assert "1 folders and files of operating systems were ignored: @eaDir" in said
-    assert "3 pictures predicted so far" in said
+    assert "3 samples predicted so far" in said
 
 
 def test_a_target_precision_makes_improbable_predictions_unsure(folder: Path) -> None:
