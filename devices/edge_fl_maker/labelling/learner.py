@@ -35,6 +35,7 @@ from edge_fl.heads import Head
 from edge_fl.heads.auto import Choice
 from edge_fl.inputs import Kind
 from edge_fl.modalities import ABOUT, UnusableFileError, kind_of_most
+from edge_fl.modalities.limits import UNKNOWN_DEPTH
 from edge_fl.release.manifests import Manifest
 from edge_fl_devices.child import KILLS, Children, decode, encode
 from edge_fl_devices.config import DeviceConfig
@@ -285,8 +286,9 @@ class Learner:
         if predictor and predictor.bits:
             return predictor.bits
         if self._sampled is None or self._sampled[0] is not predictor:
-            found = replace(self._scan(manifest), files=[(path, 0) for path in self._files(manifest)])
-            depth = sources.depth_of(found, self._spec(manifest), self._marker)
+            depth = UNKNOWN_DEPTH
+            if manifest.input.kind == "picture":
+                depth = sources.depth_of(self._files(manifest), self._spec(manifest), self._marker)
             self._sampled = predictor, depth.bits
         return self._sampled[1]
 
