@@ -66,7 +66,7 @@ class InputSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
             )
         if not all(value > 0 for value in self.std):
             raise ValueError(f"std {list(self.std)}: expected values above 0")
-        if ("T" in self.axes) != (self.rate > 0 and self.hop > 0):
+        if {self.rate > 0, self.hop > 0} != {"T" in self.axes}:
             raise ValueError(
                 f"rate {self.rate:g}, hop {self.hop} with axes {self.axes!r}: expected both above 0 for a series or audio, else 0"
             )

@@ -33,9 +33,10 @@ POOL = "unlabelled"
 class CaptureConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Where files without labels come from, and how many are kept.
 
-    `source` is "camera:NUMBER", the address of a stream (rtsp://, http://, mqtt://, alsa:, python:), or "watch:/FOLDER", whose new files are
-    copied; "": none. `every_s` is the shortest time between two files of one source, and the interval of looks into a watched folder.
-    `max_pictures`, of files of any kind, and `max_mb` both limit the pool; the disk may hold less, of which a part stays free (`pool.SPARE_BYTES`).
+    `source` is "camera:NUMBER", the address of a stream (rtsp://, http://, mqtt://, alsa: or python:), or "watch:/FOLDER", whose new files
+    are copied; "": none. `every_s` is the shortest time between two files of one source, and the interval of looks into a watched folder.
+    `max_pictures`, of files of any kind, and `max_mb` both limit the pool; the disk may hold less, of which a part stays free
+    (`pool.SPARE_BYTES`).
     """
 
     source: str = ""

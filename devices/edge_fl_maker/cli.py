@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -47,7 +46,6 @@ def register(app: App) -> None:
     device = app.group("device")
     device.add(serve, "edge-fl device serve --port 8000")
     device.add(watch, "edge-fl device watch --camera 0 --interval 1")
-    device.add(capture, "edge-fl device capture --stream mqtt://127.0.0.1/sensors/wrist")
     device.add(export, "edge-fl device export model.onnx")
     device.add(label, "edge-fl device label on")
     device.add(share, "edge-fl device share")
@@ -84,6 +82,9 @@ def serve(
     port: Annotated[
         int, option("--port N", "Port to listen on; 0 selects a free one.", CONNECTION, min=0, max=65535)
     ] = 8000,
+    stream: Annotated[
+        str, option("--stream SOURCE", "Record it for the label page [the settings' source under capture].")
+    ] = "",
     *,
     answers: PredictionOptions,
 ) -> None:
@@ -91,6 +92,8 @@ def serve(
     from edge_fl.process_limits import return_freed_blocks
 
     return_freed_blocks()
+    import msgspec
+
     from edge_fl_devices import config as settings
     from edge_fl_devices.board.installation import settings_file
     from edge_fl_maker.labelling.serve import serving
@@ -98,6 +101,10 @@ def serve(
     known = None if config else settings.remembered(folder or DEVICE_FOLDER)
     if known is None and (file := config or settings_file()):
         known = settings.from_options(file, {"folder": folder})
+    if known and stream:
+        tree = msgspec.to_builtins(known)
+        tree["capture"]["source"] = stream
+        known = settings.convert(tree, "--stream")
     place = Path(known.folder) if known else folder or DEVICE_FOLDER
     with signals.serving(print_status), serving(place, known, host, port, answers.values) as service:
         service.run()
@@ -105,16 +112,12 @@ def serve(
 
 def watch(
     camera: Annotated[
-        str | None,
-        option("--camera CAMERA", "Number of a camera, an rtsp:// or http:// address, or a video file [0]."),
-    ] = None,
+        str, option("--camera CAMERA", "Number of a camera, an rtsp:// or http:// address, or a video file.")
+    ] = "0",
     stream: Annotated[
-        str | None,
-        option(
-            "--stream SOURCE",
-            "In place of a camera: mqtt://HOST/TOPIC, alsa:DEVICE or python:module:function.",
-        ),
-    ] = None,
+        str,
+        option("--stream SOURCE", "Not a camera: mqtt://HOST/TOPIC, alsa:DEVICE or python:module:function."),
+    ] = "",
     folder: FolderOrThatOfSettings = None,
     interval: Annotated[
         float, option("--interval SECONDS", "Shortest time between predictions, in seconds.", min=0)
@@ -123,14 +126,11 @@ def watch(
         int | None, option("--limit N", "Number of predictions after which it ends [until Ctrl-C].", min=1)
     ] = None,
     consensus: Annotated[
-        str | None,
-        option(
-            "--consensus K/N",
-            "Report a state once K of the last N predictions agree on it [each prediction].",
-        ),
-    ] = None,
+        str,
+        option("--consensus K/N", "Report a state once K of the last N predictions agree [each prediction]."),
+    ] = "",
     lasting: Annotated[
-        float, option("--for SECONDS", "With --consensus: and have agreed for as long.", min=0)
+        float, option("--for SECONDS", "How long they must agree before, with --consensus.", min=0)
     ] = 0.0,
     publish: Annotated[
         bool, option("--publish", "Also publish over MQTT, with Home Assistant discovery.")
@@ -141,8 +141,8 @@ def watch(
     answers: PredictionOptions,
     connection: ConnectionOptions,
 ) -> None:
-    """Predict the newest frame of a camera, or the windows of a stream, again and again: one JSON object per line."""
-    from contextlib import ExitStack, nullcontext
+    """Predict the newest frame of a camera, or each window of a stream: one JSON object per line."""
+    from contextlib import ExitStack, closing, nullcontext
 
     import msgspec
 
@@ -153,9 +153,7 @@ def watch(
     from edge_fl_maker.current_model import CurrentModel
     from edge_fl_maker.watch import watch as predictions
 
-    if (camera and stream) or (lasting and not consensus):
-        raise InputError("expected --camera or --stream, and --for only with --consensus")
-    agreed = Consensus.parsed(consensus, lasting) if consensus else None
+    agreed = Consensus(consensus, lasting) if consensus else None
     if folder is None:
         folder = Path(settings.from_options(config, {}).folder) if config else DEVICE_FOLDER
     with nullcontext() if limit else signals.serving(print_status), ExitStack() as stack:
@@ -166,40 +164,13 @@ def watch(
             from edge_fl_maker import home_assistant
 
             publisher = stack.enter_context(home_assistant.connected(config, id, connection.given()))
-        source = Stream(stream, model.current().manifest.input) if stream else Camera(camera or "0")
-        stack.enter_context(source)
+        source = Stream(stream, model.current().manifest.input) if stream else Camera(camera)
+        stack.enter_context(closing(source))
         for found in predictions(model, source, interval_s=interval, count=limit or 0, consensus=agreed):
             sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
             sys.stdout.flush()
             if publisher:
                 publisher.publish(found)
-
-
-def capture(
-    stream: Annotated[
-        str, option("--stream SOURCE", "mqtt://HOST/TOPIC, alsa:DEVICE or python:module:function.")
-    ],
-    folder: ExistingFolder = DEVICE_FOLDER,
-) -> None:
-    """Record a stream for the label page until Ctrl-C, as 'device serve' does with a [capture] source."""
-    from msgspec.structs import replace
-
-    from edge_fl_devices.config import POOL
-    from edge_fl_devices.storage.slots import Slots
-    from edge_fl_maker.capture.capture import Capture
-    from edge_fl_maker.capture.pools import Pool
-
-    settings, installed = _settings(folder), Slots(folder / "release").current()
-    source = replace(settings.capture, source=stream)
-    pool = Pool(folder / POOL, source)
-    pool.input = installed.manifest.input if installed else None
-    running = Capture(source, pool, settings.budget)
-    with signals.serving(print_status):
-        running.start()
-        try:
-            threading.Event().wait()
-        finally:
-            running.stop()
 
 
 def label(

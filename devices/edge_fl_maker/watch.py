@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 from edge_fl.console.output import print_status
 from edge_fl.errors import InputError
@@ -39,13 +38,8 @@ class WatchedPrediction(Prediction):
     flips: int = 0
 
 
-class Sample(NamedTuple):
-    """A sample x [1, ...] with its number and that of newer ones, and the predictor that it was prepared for."""
-
-    predictor: Predictor
-    x: Array
-    number: int
-    behind: int
+Sample = tuple[Predictor, Array, int, int]
+"""The predictor that a sample [1, ...] was prepared for, the sample, its number, and how many newer ones there are."""
 
 
 def watch(
@@ -61,65 +55,55 @@ def watch(
     Raises InputError for a stream if the release takes pictures.
     """
     made, due_s = 0, time.monotonic()
-    taken = _frames(model, source) if isinstance(source, Camera) else _windows(model, source)
-    while not count or made < count:
-        if isinstance(source, Camera):
-            time.sleep(max(0.0, due_s - time.monotonic()))
-        if (sample := next(taken, None)) is None:
-            return
+    samples_of = _frames(model, source) if isinstance(source, Camera) else _windows(model, source)
+    for predictor, x, number, behind in samples_of:
         if time.monotonic() < due_s:
             continue
-        due_s = max(due_s + interval_s, time.monotonic())
-        seen = datetime.now(UTC)
-        (found,) = sample.predictor.predictions(sample.x, [source.name])
-        made += 1
+        due_s, seen = max(due_s + interval_s, time.monotonic()), datetime.now(UTC)
+        (found,) = predictor.predictions(x, [source.name])
         if consensus and consensus.add(found.label, time.monotonic()):
             print_status(f"{source.name}: {consensus.state} (change {consensus.flips})")
-        yield _watched(found, seen, sample, consensus)
+        yield WatchedPrediction(
+            **{name: getattr(found, name) for name in Prediction.__slots__},
+            time=seen.isoformat(timespec="milliseconds"),
+            frame=number,
+            behind=behind,
+            head=predictor.head_words,
+            accuracy=predictor.accuracy.words,
+            state=consensus.state if consensus else found.text,
+            flips=consensus.flips if consensus else 0,
+        )
+        made += 1
+        if made == count:
+            return
+        if isinstance(source, Camera):
+            time.sleep(max(0.0, due_s - time.monotonic()))
 
 
 def _frames(model: CurrentModel, camera: Camera) -> Iterator[Sample]:
     while frame := camera.newest():
         predictor = model.current()
         image = _image(frame, predictor.manifest.input)
-        yield Sample(predictor, image, frame.number, camera.grabbed - frame.number)
+        yield predictor, image, frame.number, camera.grabbed - frame.number
 
 
 def _windows(model: CurrentModel, stream: Stream) -> Iterator[Sample]:
-    """Yield the windows of a stream; a release of another kind of samples does not predict them, the one before does."""
-    predictor, number = model.current(), 0
-    about = ABOUT[predictor.manifest.input.kind]
-    if predictor.manifest.input.kind == "picture":
-        raise InputError(f"stream {stream.name}: the release takes {about.samples}; expected --camera")
-    taken = samples(stream, predictor.manifest.input)
-    while (x := next(taken, None)) is not None:
-        number += 1
-        yield Sample(predictor, x, number, stream.waiting)
+    """Yield the samples of a stream; the release before predicts on if a new one takes another kind of samples."""
+    predictor = model.current()
+    if (kind := predictor.manifest.input.kind) == "picture":
+        raise InputError(f"stream {stream.name}: the release takes pictures; expected --camera")
+    taken = enumerate(samples(stream, predictor.manifest.input), 1)
+    while item := next(taken, None):
+        yield predictor, item[1], item[0], stream.waiting.qsize()
         if (newer := model.current()) is not predictor:
-            before, after = predictor.manifest, newer.manifest
-            if after.input.kind != before.input.kind:
-                words = f"release {after.release} takes {ABOUT[after.input.kind].samples}, expected {about.samples}"
-                stream.say("release", f"{words}; release {before.release} predicts on")
+            input = newer.manifest.input
+            if input.kind != kind:
+                words = f"release {newer.manifest.release} takes {ABOUT[input.kind].samples}, the stream has {ABOUT[kind].samples}"
+                stream.say("release", f"{words}; release {predictor.manifest.release} predicts on")
                 continue
-            if after.input != before.input:
-                taken = samples(stream, after.input)
+            if input != predictor.manifest.input:
+                taken = enumerate(samples(stream, input), item[0] + 1)
             predictor = newer
-
-
-def _watched(
-    found: Prediction, seen: datetime, sample: Sample, consensus: Consensus | None
-) -> WatchedPrediction:
-    fields = {name: getattr(found, name) for name in Prediction.__slots__}
-    return WatchedPrediction(
-        **fields,
-        time=seen.isoformat(timespec="milliseconds"),
-        frame=sample.number,
-        behind=sample.behind,
-        head=sample.predictor.head_words,
-        accuracy=sample.predictor.accuracy.words,
-        state=consensus.state if consensus else found.text,
-        flips=consensus.flips if consensus else 0,
-    )
 
 
 def _image(frame: Frame, input: InputSpec) -> Array:

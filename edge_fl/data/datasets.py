@@ -11,6 +11,7 @@ from __future__ import annotations
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -57,13 +58,17 @@ _CIFAR100 = tuple(
 
 @dataclass(frozen=True)
 class DatasetListing:
-    """A dataset that can be named: its classes and domains (empty: not known), and whether it is available in the data folder."""
+    """A dataset that can be named: its classes and domains (empty: not known), and whether it is available in the data folder.
+
+    form: of its samples, "series 6x200", as far as its file says it.
+    """
 
     name: str
     classes: tuple[str, ...]
     domains: tuple[str, ...]
     available: bool
     where: str
+    form: str = "picture"
 
 
 def listings(data_dir: Path) -> list[DatasetListing]:
@@ -75,7 +80,15 @@ def listings(data_dir: Path) -> list[DatasetListing]:
         for path in sorted(data_dir.glob("*.npz"))
         if path.stem not in DATASETS and not path.stem.startswith(domains)
     ]
-    return [*known, *(DatasetListing(path.stem, (), (), True, text(path)) for path in others)]
+    return [*known, *(DatasetListing(path.stem, (), (), True, text(path), _form(path)) for path in others)]
+
+
+def _form(path: Path) -> str:
+    with suppress(DataError):
+        if given := given_input(npz.read(path, ("input",)), path):
+            return f"{given.kind} {'x'.join(map(str, given.shape))}"
+        return "picture"
+    return ""
 
 
 def _listing(name: str, data_dir: Path) -> DatasetListing:

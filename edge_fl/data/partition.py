@@ -154,11 +154,11 @@ def assigned(dataset: Dataset, kept: Indices, config: DataConfig, seed: int) -> 
     labels = dataset.domains if config.partition == "domain" else dataset.samples.y
     if labels is None:
         raise DataError(f"{dataset.name}: no domains, expected one of {', '.join(DOMAINS)}")
-    first, whole = _units(dataset.samples.groups, kept)
+    first, whole = units(dataset.samples.groups, kept)
     return [whole(units) for units in PARTITIONS[config.partition](labels[kept[first]], config, seed)]
 
 
-def _units(groups: Groups, rows: Indices) -> tuple[Indices, Callable[[Indices], Indices]]:
+def units(groups: Groups, rows: Indices) -> tuple[Indices, Callable[[Indices], Indices]]:
     """What is assigned as a whole among samples `rows`: the positions of the first samples of the groups, and a function from the numbers
     of some groups to the positions of all their samples, in the order of these numbers.
     """
@@ -224,7 +224,7 @@ def _drawn(dataset: Dataset, config: DataConfig, seed: int) -> tuple[tuple[Clien
             raise DataError(
                 f"{dataset.name}: {len(share)} sample for client {client}, expected 2 or more; use fewer clients"
             )
-        first, whole = _units(dataset.samples.groups, share)
+        first, whole = units(dataset.samples.groups, share)
         if len(first) < 2:
             raise DataError(
                 f"{dataset.name}: all {len(share)} samples of client {client} belong to one group (one recording), expected 2 groups or"

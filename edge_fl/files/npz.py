@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ _BROKEN = (
 )
 
 
-def read(path: Path) -> dict[str, Array]:
-    """Read all arrays.
+def read(path: Path, only: Sequence[str] = ()) -> dict[str, Array]:
+    """Read all arrays, or `only` those of these names that are there.
 
     Raises DataError for a file that is missing, above 8 GiB, not an .npz, damaged, or contains Python objects; MemoryError for arrays that
     do not fit into memory.
@@ -42,7 +42,7 @@ def read(path: Path) -> dict[str, Array]:
             raise DataError(f"{text(path)}: not a readable .npz (another kind of file, or cut short)")
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             # np.load leaks a file that it cannot read
-            return {name: archive[name] for name in archive.files}
+            return {name: archive[name] for name in archive.files if not only or name in only}
     except MemoryError as error:
         with zipfile.ZipFile(path) as archive:
             largest = max(entry.file_size for entry in archive.infolist())

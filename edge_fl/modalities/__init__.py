@@ -99,6 +99,9 @@ class Modality(Protocol):
     def input_of(self, x: Array, rows: NDArray[np.int64], given: InputSpec | None) -> InputSpec:
         """Return the input of an extractor for samples x, with mean and std of those at `rows`, and all else as `given`."""
 
+    def propose(self, files: Sequence[Path], window_s: float = ..., rate: float = ...) -> InputSpec:
+        """Return an input for recordings or rows, of pictures none: a network says it. Raises DataError."""
+
     def check(self, path: Path, limits: FileLimits = LIMITS) -> None:
         """Read the header of a file. Raises UnusableFileError as `read`, apart from damage behind the header."""
 

@@ -81,7 +81,7 @@ def read(
     parts = _parts(t, measured, input.rate, remarks)
     length = sum(t[part][-1] - t[part][0] for part in parts) * input.rate
     columns.require_memory(path, length * len(x) * (16 + 8 * input.window / input.hop), limits)
-    pieces = [_at_rate(t[part], x[:, part], measured, input.rate) for part in parts]
+    pieces = [at_rate(t[part], x[:, part], measured, input.rate) for part in parts]
     found = np.concatenate(
         [np.empty((0, *input.shape), np.float32), *(windows(piece, input) for piece in pieces)]
     )
@@ -259,7 +259,7 @@ def _parts(t: Numbers, measured: float, rate: float, remarks: list[str]) -> list
     return [slice(start, stop) for start, stop in pairwise(edges) if stop > start]
 
 
-def _at_rate(t: Numbers, x: Numbers, measured: float, rate: float) -> Windows:
+def at_rate(t: Numbers, x: Numbers, measured: float, rate: float) -> Windows:
     """Return the values [C, n] at a rate in Hz from values x [C, m] at times t."""
     even = len(t) < 2 or np.diff(t).max() <= 1.5 / measured
     if even and abs(measured / rate - 1) <= TOLERANCE:

@@ -15,8 +15,8 @@ from edge_fl_server.runs.summaries import Paired, of_differences, paired
 class HeadReports(Struct, frozen=True):
     """The reports on one release of the head-only devices whose reports count, from the newest of each device; `failed` could not fit.
 
-    `after` is the mean accuracy of the `measured` devices that serve this release now, `fleet` that of the fleet's head on the same images
-    of those `fleet_measured` that have one. `gain` is of all devices that measured the model served before on the same images, too, in
+    `after` is the mean accuracy of the `measured` devices that serve this release now, `fleet` that of the fleet's head on the same samples
+    of those `fleet_measured` that have one. `gain` is of all devices that measured the model served before on the same samples, too, in
     their first report: later ones compare with a head on the same release, or with a release from which the device came back.
     """
 

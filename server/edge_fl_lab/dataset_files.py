@@ -3,7 +3,8 @@
 A dataset that PFLlib or LEAF has split over clients gets a split file, too. Without a network, the original files of a download can be put
 into the folder by hand; torchvision then only checks and unpacks them.
 
-FOLDER/CLASS/*.jpg|png|...      pictures; devices decode and resize theirs alike
+FOLDER/CLASS/*                  pictures, CSV or NPZ recordings of sensors, WAV or FLAC files, CSV files of rows; devices read theirs alike
+FOLDER/DOMAIN/CLASS/*           the same with a domain for each person, room or site
 
 FOLDER/{train,test}/0.npz       PFLlib: one file per client with {"x", "y"}; pixels 0..1, or -1..1 as its transforms leave them
 FOLDER/{train,test}/*.json      LEAF: {"user_data": {user: {"x", "y"}}}; pixels 0..1, flat and square, as of FEMNIST
@@ -17,27 +18,29 @@ import socket
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isqrt
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from edge_fl.data import split_file
-from edge_fl.data.class_names import class_of, folder_remarks
+from edge_fl.data.class_names import folder_remarks
 from edge_fl.data.samples import Array, Indices, class_ids
 from edge_fl.errors import DataError, nearest
 from edge_fl.files import npz, user_text
-from edge_fl.files.folder import walk
 from edge_fl.files.paths import text
-from edge_fl.inputs import InputSpec
-from edge_fl.modalities import ABOUT, UnusableFileError, pictures
+from edge_fl.inputs import InputSpec, Kind
+from edge_fl.modalities import ABOUT, pictures
+from edge_fl_server import sample_folders
 
 SETS = ("train", "test")
 EXPECTED = "expected the folders train and test, with the .npz files of PFLlib or the .json files of LEAF"
 SIZE = 224  # of most backbones
+MOST_NAMED = 5  # files that cannot be read
 NUMPY = {
     (f"numpy{inner}.{module}", name)
     for inner in (".core", "._core")
@@ -48,45 +51,47 @@ NUMPY = {
 Client = tuple[str, Array, Array]  # name, images, labels
 
 
-def holds_pictures(folder: Path) -> bool:
-    """Whether a folder has pictures by class, not the folders train and test of other formats."""
+def holds_classes(folder: Path) -> bool:
+    """Whether a folder has files by class, not the folders train and test of other formats."""
     return not any(any((folder / part).glob(f"*.{suffix}")) for part in SETS for suffix in ("npz", "json"))
 
 
-def convert_pictures(
-    folder: Path, name: str, data_dir: Path, size: int = SIZE
+def convert_files(
+    folder: Path, name: str, data_dir: Path, kind: Kind | None = None, size: int = SIZE, **chosen: float
 ) -> tuple[Path, int, tuple[str, ...]]:
-    """Write the pictures of FOLDER/CLASS to `data_dir`/NAME.npz, `size` pixels per side, their centres cut out.
+    """Write the samples of FOLDER/CLASS or FOLDER/DOMAIN/CLASS to `data_dir`/NAME.npz; those of one recording are a group.
 
-    Returns the file, the number of files left out, because they are no pictures or damaged, and remarks about the folders.
+    kind: None for that of most files. size: of pictures, in pixels per side, their centres cut out. chosen: window_s and rate of
+    recordings, if they are given. Returns the file, the number of files left out (of another kind, or damaged), and remarks.
     Raises DataError.
     """
     _require_name(name)
-    if not folder.is_dir():
-        raise DataError(f"{text(folder)}: no such folder; expected one folder of pictures per class in it")
-    listing, input = walk(folder), InputSpec((3, size, size))
-    files = [
-        (path, found)
-        for path in listing.files
-        if path.parent.parent == folder and (found := class_of(path.parent.name))
-    ]
-    classes = sorted({found for path, found in files if path.suffix.lower() in ABOUT["picture"].suffixes})
-    images, labels = [], []
-    bits = pictures.depth_of([path for path, _ in files]).bits
-    for path, class_name in files:
-        if path.suffix.lower() in ABOUT["picture"].suffixes:
-            with suppress(UnusableFileError):
-                images.append(pictures.decode(path, input, bits=bits))
-                labels.append(classes.index(class_name))
-    if len(set(labels)) < 2:
+    found = sample_folders.find(folder, kind or sample_folders.kind_in(folder))
+    about, classes, domains = ABOUT[found.kind], found.classes, found.domains
+    if len(classes) < 2:
         raise DataError(
-            f"{text(folder)}: usable pictures of {len(set(labels))} classes; expected two or more folders named after classes"
+            f"{text(folder)}: {about.files} of {len(classes)} classes; expected two or more folders named after classes"
         )
+    input = InputSpec((3, size, size)) if found.kind == "picture" else found.input(**chosen)
+    x, numbers, unusable = sample_folders.read(found.files, input)
+    files = [found.files[number] for number in numbers]
+    y = np.array([classes.index(file.class_name) for file in files])
+    if len(set(y)) < 2:
+        raise DataError(
+            f"{text(folder)}: usable {about.files} of {len(set(y))} classes, expected two or more"
+        )
+    content = {"x": x, "y": y, "classes": np.array(classes)}
+    if domains:
+        content["domains"] = np.array([file.domain for file in files])
+    if input.rate:
+        content["groups"] = numbers
+    if found.kind != "picture":
+        content["input"] = np.array(msgspec.json.encode(input).decode())
     data = data_dir / f"{name}.npz"
     data_dir.mkdir(parents=True, exist_ok=True)
-    npz.write(data, {"x": np.stack(images), "y": np.array(labels), "classes": np.array(classes)})
-    left_out = len(listing.files) + len(listing.skipped) - len(images)
-    return data, left_out, tuple(folder_remarks(listing))
+    npz.write(data, content)
+    left_out = len(found.listing.files) + len(found.listing.skipped) - len(set(numbers))
+    return data, left_out, (*unusable[:MOST_NAMED], *found.others(), *folder_remarks(found.listing))
 
 
 def convert(folder: Path, name: str, data_dir: Path) -> tuple[Path, Path, int]:
@@ -160,7 +165,7 @@ def _arrays(content: Any, path: Path, client: str) -> tuple[Array, Array]:
 
 
 def _pixels(images: list[Array], folder: Path) -> Array:
-    """Join all clients' images as uint8 [N, C, H, W]."""
+    """Join all clients' images as pictures are stored."""
     if len({x.shape[1:] for x in images}) > 1:
         shapes = " and ".join(sorted({str(list(x.shape[1:])) for x in images}))
         raise DataError(f"{text(folder)}: images of {shapes}, expected one shape")

@@ -34,10 +34,8 @@ from edge_fl_server.training.studies import Study
 
 log = logging.getLogger(__name__)
 
-Predict = Callable[[Tensor], Tensor]  # pixels [N, C, H, W] -> logits [N, classes]
-Model = Callable[
-    [Tensor], Predict
-]  # a new client's training pixels, uint8, without labels -> its prediction function
+Predict = Callable[[Tensor], Tensor]  # samples [N, ...] -> logits [N, classes]
+Model = Callable[[Tensor], Predict]  # a new client's training samples without labels -> its prediction function
 HIDDEN = 256  # docs/methods-on-devices.md, "Heads"
 HEADS: dict[str, Callable[[int, int], nn.Module]] = {
     "linear": nn.Linear,
@@ -78,7 +76,7 @@ def newcomers_model(
     if method.has_global:
         return lambda _: lambda x: steps.predict_global(method, shared, x)
     if method.batch_norm is BatchNorm.LOCAL_BN:
-        return lambda pixels: partial(method.predict, norm.newcomer(method, shared, pixels))
+        return lambda x: partial(method.predict, norm.newcomer(method, shared, x))
     if (head := _mean_head(method, own, samples)) is None:
         log.warning("%s: has no model for new clients; %s is not measured", method.title, metrics.UNSEEN_TEST)
         return None
@@ -168,7 +166,7 @@ def learn_new_task(
 ) -> Mapping[int, Reports]:
     """Fit a new head for every client on the frozen extractor -> test accuracy by iteration and client. The task may have other classes.
 
-    Raises MethodError for a method that shares no extractor or an unknown head, DataError for images of another shape.
+    Raises MethodError for a method that shares no extractor or an unknown head, DataError for samples of another shape.
     """
     part = _new_head(method, classes, training)
 
@@ -212,10 +210,10 @@ def _new_head(method: Method, classes: int, training: HeadTraining) -> Part:
 
 
 def features(method: Method, shared: Parts, samples: Samples, device: str) -> Tensor:
-    """Features [N, d] of images by the exported extractor. Raises DataError for images of another shape."""
+    """Features [N, d] of samples by the exported extractor. Raises DataError for samples of another shape."""
     if samples.shape != method.net.input.shape:
         raise DataError(
-            f"the dataset's images are {list(samples.shape)}, the extractor takes {list(method.net.input.shape)}"
+            f"the dataset's samples are {list(samples.shape)}, the extractor takes {list(method.net.input.shape)}"
         )
     x = torch.from_numpy(samples.x).to(device)
     return in_batches(lambda batch: steps.exported_features(method, shared, batch), x)

@@ -15,7 +15,7 @@ from edge_fl.data.partition import DataConfig, split_clients
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
 from edge_fl.modalities import pictures
-from edge_fl_lab.dataset_files import convert, convert_pictures
+from edge_fl_lab.dataset_files import convert, convert_files
 
 RNG = np.random.default_rng(0)
 
@@ -147,7 +147,7 @@ def test_folders_of_pictures_become_a_dataset_with_their_names(
         "16",
     ]
     assert cli.main(arguments) == 0
-    assert "1 files that are no pictures, or damaged" in capsys.readouterr().err
+    assert "1 files of another kind, or damaged" in capsys.readouterr().err
     dataset = datasets.load("pets", tmp_path)
     assert dataset.classes == ("cat", "dog") and dataset.samples.y.tolist() == [0, 0, 1, 1]
     fitted = pictures.fit(x[[1, 3, 0, 2]].transpose(0, 3, 1, 2), InputSpec((3, 16, 16)))
@@ -159,7 +159,7 @@ def test_folders_of_one_class_in_two_unicode_forms_become_one(tmp_path: Path) ->
     for row, name in enumerate(("müll", unicodedata.normalize("NFD", "müll"), "glas", "Glas")):
         (folder / name).mkdir(parents=True)
         Image.new("RGB", (8, 8), (row, 0, 0)).save(folder / name / os.fsdecode(b"caf\xe9.png"))
-    _, left_out, remarks = convert_pictures(folder, "waste", tmp_path, 8)
+    _, left_out, remarks = convert_files(folder, "waste", tmp_path, size=8)
     assert left_out == 0 and [remark.partition(" are")[0] for remark in remarks] == [
         "classes 'Glas' and 'glas'"
     ]
@@ -169,8 +169,8 @@ def test_folders_of_one_class_in_two_unicode_forms_become_one(tmp_path: Path) ->
 
 def test_a_folder_without_pictures_is_rejected(tmp_path: Path) -> None:
     for folder, message in (
-        (tmp_path, "usable pictures of 0 classes"),
+        (tmp_path, "pictures of 0 classes"),
         (tmp_path / "none", "no such folder"),
     ):
         with pytest.raises(DataError, match=message):
-            convert_pictures(folder, "pets", tmp_path)
+            convert_files(folder, "pets", tmp_path)

@@ -157,7 +157,7 @@ def test_labels_of_all_devices_reach_every_head_and_new_labels_are_added(site: S
     assert record and record.devices == tuple(DEVICES) and record.pictures == 72
     assert record.bytes_each == 6 * length and not record.masked
     report = page.markdown(page.report(first))
-    assert f"72 pictures of 6 devices, {record.bytes_each} bytes of each; plain" in report
+    assert f"72 samples of 6 devices, {record.bytes_each} bytes of each; plain" in report
     lines = [line for line in report.splitlines() if line.startswith("| pi-2 ")]
     assert any(line.endswith(f" {record.bytes_each} |") for line in lines)
 

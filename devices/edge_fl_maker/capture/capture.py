@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple, Union
 
 from msgspec.structs import replace
 
@@ -30,15 +30,25 @@ from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.config import MB, CaptureConfig
 from edge_fl_maker.capture.camera import LIMITS, Camera, CameraLimits
 from edge_fl_maker.capture.pools import Added, Pool, jpeg
-from edge_fl_maker.capture.recordings import Captured, StreamRecordings
-from edge_fl_maker.capture.streams import SOURCES
+
+if TYPE_CHECKING:
+    from edge_fl_maker.capture.recordings import StreamFiles
 
 log = logging.getLogger(__name__)
 
 CAMERA, WATCH = "camera:", "watch:"
+STREAMS = ("mqtt:", "mqtts:", "alsa:", "python:")
 LARGEST_BYTES = 32 * MB
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 State = Literal["off", "capturing", "waiting", "paused", "disk full", "not writable"]
+
+
+class Captured(NamedTuple):
+    """A file, where it comes from, and what it holds, if the source says it."""
+
+    content: bytes
+    source: str
+    kind: Kind | None = None
 
 
 class CameraFiles(Camera):
@@ -94,7 +104,7 @@ class FolderFiles:
         return found
 
 
-FileSource = CameraFiles | FolderFiles | StreamRecordings
+FileSource = Union[CameraFiles, FolderFiles, "StreamFiles"]
 """`take` yields the files that are there now; one that is not followed by a request for the next is yielded again later. `interrupted`:
 the source gives none at present.
 """
@@ -106,8 +116,10 @@ def open_source(
     """Open the `source` of a capture configuration, for a release that takes `input`. Raises InputError or ConnectError."""
     if source.startswith(WATCH):
         return FolderFiles(Path(source.removeprefix(WATCH)), input.kind if input else "picture")
-    if source.partition(":")[0] in SOURCES:
-        return StreamRecordings(source, input, notify)
+    if source.startswith(STREAMS):
+        from edge_fl_maker.capture.recordings import StreamFiles
+
+        return StreamFiles(source, input, notify)
     return CameraFiles(source.removeprefix(CAMERA), limits=limits, notify=notify)
 
 
@@ -196,10 +208,10 @@ class Capture:
         input = self._pool.input
         with closing(open_source(self._config.source, self._notify, self._limits, input)) as self._source:
             self._become("capturing", "")
-            while not self._stopped.is_set():
+            while not self._stopped.is_set() and self._pool.input == input:
                 for found in self._source.take():
                     added = self.add(*found)
-                    if added.why == "paused":
+                    if added.why == "paused" or self._pool.input != input:  # a release with other channels
                         return
                     if added.why == "disk full" or added.why == "not writable":
                         self._become(added.why, added.detail)

@@ -4,9 +4,9 @@
     FOLDER/unlabelled/index.jsonl           one line per file ever added, up to REMEMBERED, so that files that were labelled, discarded or
                                             dropped do not return
 
-A full pool drops the least informative files, a share of SLACK at a time. Near duplicates of pictures are found by a difference hash: whether
-brightness rises from left to right, in each cell of a coarse grid. (The package ImageHash depends on SciPy and PyWavelets.) The noise of a
-sensor makes two recordings of one scene differ, so only copies of a recording are duplicates.
+A full pool drops the least informative files, a share of SLACK at a time. Near duplicates of pictures are found by a difference hash:
+whether brightness rises from left to right, in each cell of a coarse grid. (The package ImageHash depends on SciPy and PyWavelets.) Of
+recordings, all of which differ by noise, only copies are duplicates.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from edge_fl.files.disk import locked, reporting, require_space
 from edge_fl.files.paths import is_utf8, text
 from edge_fl.files.shared import make_folder, open_private
 from edge_fl.inputs import InputSpec, Kind
-from edge_fl.modalities import ABOUT, UnusableFileError, pictures
+from edge_fl.modalities import ABOUT, UnusableFileError
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.config import MB, CaptureConfig
 
@@ -44,17 +44,10 @@ SIDE = 8
 MAX_DIFFERENT_BITS = 1
 GRID = InputSpec((1, SIDE, SIDE + 1), resize="stretch")
 INDEX = "index.jsonl"
-STARTS = {
-    b"\xff\xd8\xff": ".jpg",
-    b"\x89PNG\r\n": ".png",
-    b"RIFF": ".wav",
-    b"fLaC": ".flac",
-    b"PK\3\4": ".npz",
-    b"PAR1": ".parquet",
-    b"": ".csv",
-}
-"""Suffixes of stored files by how these begin."""
-SUFFIXES = frozenset(STARTS.values())
+STARTS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG\r\n": ".png"}
+RECORDINGS = {b"RIFF": ".wav", b"fLaC": ".flac", b"PK\3\4": ".npz", b"PAR1": ".parquet", b"": ".csv"}
+"""Suffixes by how files begin."""
+SUFFIXES = frozenset({*STARTS.values(), *RECORDINGS.values()})
 REMEMBERED = 5000
 SLACK = 0.05
 SPARE_BYTES = 64 * MB
@@ -70,6 +63,8 @@ Order = Callable[[Sequence[str]], Sequence[str]]
 
 def difference_hash(picture: bytes) -> str:
     """Return the hash of a picture file, 64 bits as hexadecimal digits. Raises UnusableFileError if it cannot be decoded."""
+    from edge_fl.modalities import pictures  # here, as below: other devices need no Pillow
+
     bits, _ = pictures.bits_used(BytesIO(picture))  # which of two levels is higher does not depend on them
     grey = pictures.decode(BytesIO(picture), GRID, bits=max(8, bits) if bits else 0)[0].astype(np.int16)
     return np.packbits(np.diff(grey, axis=1) > 0).tobytes().hex()
@@ -123,19 +118,18 @@ class Pool:
     def add(self, content: bytes, source: str, kind: Kind | None = None) -> Added:
         """Add a file unless it is a near duplicate of an earlier one, or comes too soon after the last one of its source.
 
-        kind: of its samples; by default those that the release takes. Pictures in other formats than JPEG and PNG are converted to JPEG,
-        grey ones of 16 bits to PNG. On a full disk the pool stays as it is.
+        kind: of its samples, before the first release. Pictures in other formats than JPEG and PNG are converted to JPEG, grey ones of 16
+        bits to PNG. On a full disk the pool stays as it is.
         """
-        input = self.input
-        kind = kind or (input.kind if input else "picture")
+        kind = self.input.kind if self.input else kind or "picture"
         try:
             if kind == "picture":
                 hash = difference_hash(content)
                 content, suffix = _storable(content)
             else:
-                modalities.of(kind).read(BytesIO(content), input if input and input.kind == kind else None)
+                modalities.of(kind).read(BytesIO(content), self.input)
                 hash = hashlib.blake2b(content, digest_size=8).hexdigest()
-                suffix = next(suffix for start, suffix in STARTS.items() if content.startswith(start))
+                suffix = next(suffix for start, suffix in RECORDINGS.items() if content.startswith(start))
         except UnusableFileError as error:
             return Added("", "unusable", error.words)
         if len(content) > self._config.max_bytes:
@@ -343,14 +337,18 @@ class _Lines:
 
 def jpeg(pixels: NDArray[np.uint8]) -> bytes:
     """Encode pixels, grey [H, W] or RGB [H, W, 3]."""
+    from edge_fl.modalities import pictures
+
     return pictures.jpeg(pixels, JPEG_QUALITY)
 
 
 def _storable(picture: bytes) -> tuple[bytes, str]:
     """Return the content and suffix of the file to store. Raises UnusableFileError."""
-    for start, suffix in [*STARTS.items()][:2]:
+    for start, suffix in STARTS.items():
         if picture.startswith(start):
             return picture, suffix
+    from edge_fl.modalities import pictures
+
     bits, colour = pictures.bits_used(BytesIO(picture))
     if bits and not colour:  # a JPEG has 8 bits, and which of them to keep is the learner's to know
         return pictures.grey_png(BytesIO(picture)), ".png"

@@ -1,7 +1,7 @@
-"""Values of Sparkplug B payloads (Eclipse Sparkplug 3.0.0, sections 4 and 6.4), of whose protobuf messages only these fields are read.
+"""Values of Sparkplug B payloads (Eclipse Sparkplug 3.0.0, sections 4 and 6.4), protobuf messages of which only these fields are read.
 
-Topics are spBv1.0/GROUP/TYPE/NODE[/DEVICE]. A birth (NBIRTH, DBIRTH) gives each metric a name, and perhaps an alias, a number of its node by
-which later data (NDATA, DDATA) name it.
+Topics are spBv1.0/GROUP/TYPE/NODE[/DEVICE]. A birth (NBIRTH, DBIRTH) gives metrics names and aliases, by which data (NDATA, DDATA)
+name them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ NAMESPACE = "spBv1.0"
 BIRTHS, DATA = ("NBIRTH", "DBIRTH"), ("NDATA", "DDATA")
 SIGNED_BITS = {1: 8, 2: 16, 3: 32, 4: 64}
 """Data types Int8 to Int64, which are sent in two's complement as an unsigned number."""
-MESSAGES = {
-    "Metric": "string name 1, uint64 alias 2, uint64 timestamp 3, uint32 datatype 4, bool is_historical 5, bool is_null 7, uint32 int_value 10,"
-    " uint64 long_value 11, float float_value 12, double double_value 13, bool boolean_value 14, string string_value 15",
-    "Payload": "uint64 timestamp 1, message metrics 2",
+VALUES = ("uint32", "uint64", "float", "double", "bool", "string")
+"""Types and names of the fields 10 to 15 of a metric, of which one is its value."""
+METRIC = ("string name 1", "uint64 alias 2", "uint64 time 3", "uint32 type 4", "bool old 5", "bool null 7")
+FIELDS = {
+    "Metric": (*METRIC, *(f"{type} {type} {number}" for number, type in enumerate(VALUES, 10))),
+    "Payload": ("uint64 time 1", "message metrics 2"),
 }
-VALUES = ("int_value", "long_value", "float_value", "double_value", "boolean_value", "string_value")
+NO_ALIAS = -1
 Values = dict[str, object]
 
 
@@ -40,32 +42,27 @@ class Metrics:
             return
         node, found, unborn = f"{levels[1]}/{levels[3]}", dict[int, Values](), list[str]()
         born = self._born.setdefault(node, {})
-        if levels[2] == "NBIRTH":
-            born.clear()
         try:
             content = _payload().FromString(payload)
         except message.DecodeError as error:
             raise ValueError("no Sparkplug payload") from error
-        for metric in content.metrics:
-            known = born.get(metric.alias, ("", 0)) if metric.HasField("alias") else ("", 0)
-            name, datatype = metric.name or known[0], metric.datatype or known[1]
-            if levels[2] in BIRTHS and metric.HasField("alias"):
-                born[metric.alias] = name, datatype
+        for metric in ({field.name: value for field, value in each.ListFields()} for each in content.metrics):
+            alias = metric.get("alias", NO_ALIAS)
+            known = born.get(alias, ("", 0))
+            name, type = metric.get("name", known[0]), metric.get("type", known[1])
+            if levels[2] in BIRTHS and alias != NO_ALIAS:
+                born[alias] = name, type
             if not name:
-                unborn.append(str(metric.alias))
-            elif not (metric.is_historical or metric.is_null):
-                found.setdefault(metric.timestamp or content.timestamp, {})[name] = _value(metric, datatype)
+                unborn.append(str(alias))
+            elif not (metric.get("old") or metric.get("null")):
+                value = next((metric[each] for each in VALUES if each in metric), None)
+                if isinstance(value, int) and (bits := SIGNED_BITS.get(type)):
+                    value = (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+                found.setdefault(metric.get("time", content.time), {})[name] = value
         for time in sorted(found):
             yield time / 1000 or None, found[time]
         if unborn:
             raise ValueError(f"no birth of {node} names alias {', '.join(unborn)}; let it send one (Rebirth)")
-
-
-def _value(metric: Any, datatype: int) -> object:
-    value: object = next((getattr(metric, name) for name in VALUES if metric.HasField(name)), None)
-    if isinstance(value, int) and (bits := SIGNED_BITS.get(datatype)):
-        return (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
-    return value
 
 
 @cache
@@ -73,12 +70,15 @@ def _payload() -> Any:
     """The class of payloads."""
     proto = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="sparkplug_b.proto")
-    for name, fields in MESSAGES.items():
+    for name, fields in FIELDS.items():
         kind = file.message_type.add(name=name)
-        for type, field, number in map(str.split, fields.split(",")):
-            label = proto.LABEL_REPEATED if type == "message" else proto.LABEL_OPTIONAL
-            numbers = {"number": int(number), "label": label, "type": getattr(proto, f"TYPE_{type.upper()}")}
-            kind.field.add(name=field, type_name="Metric" if type == "message" else None, **numbers)
+        for type, field, number in map(str.split, fields):
+            added = kind.field.add(
+                name=field, number=int(number), type=getattr(proto, f"TYPE_{type.upper()}")
+            )
+            added.label = proto.LABEL_REPEATED if type == "message" else proto.LABEL_OPTIONAL
+            if type == "message":
+                added.type_name = "Metric"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("Payload"))

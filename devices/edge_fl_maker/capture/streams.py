@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import logging
 import math
 import os
-import select
 import subprocess
 import tempfile
 import time
@@ -24,8 +22,8 @@ from datetime import datetime
 from queue import Empty, Queue, SimpleQueue
 from secrets import token_hex
 from threading import Event
-from typing import Any, NamedTuple, Self
-from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,48 +40,37 @@ from edge_fl.wire.transport import Event as MqttEvent
 from edge_fl_maker.capture.camera import shown
 from edge_fl_maker.capture.sparkplug import NAMESPACE, Metrics
 
-log = logging.getLogger(__name__)
-
-Floats = NDArray[np.float32]
+Numbers = NDArray[np.float64]
+Notify = Callable[[str], None]
+Block = tuple[dict[str, Numbers], float | None, float]
+"""New values [n] of some channels; the time of the last ones in s, on any clock; when they arrived, on one that nobody sets."""
 EXPECTED = "expected mqtt://HOST/TOPIC, mqtts://HOST/TOPIC, alsa:DEVICE or python:package.module:function"
 CLOCKS = frozenset({"time", "timestamp", "ts", "last_seen"})
 """Names of the time of a message, in lower case."""
 SWITCHES = {"on": 1.0, "off": 0.0, "true": 1.0, "false": 0.0}
 MICROPHONE_RATE = 16_000
-SILENT_S, CONNECT_S, POLL_S = 10.0, 15.0, 0.2
-MIN_RETRY_S, MAX_RETRY_S = 0.5, 30.0
+SILENT_S, CONNECT_S, CLOSE_S, POLL_S, MIN_RETRY_S, MAX_RETRY_S = 10.0, 15.0, 2.0, 0.2, 0.5, 30.0
 REPEAT_S = 60.0
 """A remark is not made again within this time."""
 MOST_WAITING = 2000
 """Blocks that wait to be used; of more the oldest are dropped."""
 
 
-class Block(NamedTuple):
-    """New values [n] of some channels; the time of the last ones in s, on any clock; when they arrived, on one that nobody sets."""
-
-    values: dict[str, Floats]
-    time: float | None
-    arrived: float
-
-
 class Stream:
-    """Reads `source`; `input` gives the rate of a microphone, and rate and names of arrays of a Python function.
+    """Reads `source`; `input` gives the rate of a microphone and the names of unnamed values. `interrupted`: there are none at present.
 
-    `interrupted`: there are no values at present. A source that worked before is opened again.
+    Raises InputError for another form. A source that has worked is opened again when it fails.
     """
 
-    def __init__(
-        self, source: str, input: InputSpec | None = None, notify: Callable[[str], None] = print_status
-    ) -> None:
+    def __init__(self, source: str, input: InputSpec | None = None, notify: Notify = print_status) -> None:
         self.name, self.input, self.interrupted, self.stopped = shown(source), input, False, Event()
-        self._notify, self._said = notify, dict[str, float]()
-        self._waiting, self._given = Queue[Block](MOST_WAITING), 0
-        kind, _, self._place = source.partition(":")
-        if kind not in SOURCES or not self._place:
+        self.waiting = Queue[Block | EdgeFLError | None](MOST_WAITING)
+        self._source, self._has_worked, self._notify, self._said = source, False, notify, dict[str, float]()
+        kind, _, place = source.partition(":")
+        if kind not in SOURCES or not place:
             raise InputError(f"stream {self.name}: {EXPECTED}")
         self._read = SOURCES[kind]
-        self._error: EdgeFLError | None = None
-        self._thread = threads.once(self._run, "edge-fl-stream")
+        self._thread = threads.once(self._run, "edge-fl-stream", report=self.interrupt)
         self._thread.start()
 
     def blocks(self) -> Iterator[Block]:
@@ -91,39 +78,33 @@ class Stream:
         heard_s = time.monotonic()
         while not self.stopped.is_set():
             try:
-                block = self._waiting.get(timeout=POLL_S)
+                block = self.waiting.get(timeout=POLL_S)
             except Empty:
-                if self._error:
-                    raise self._error from None
-                if not self._thread.is_alive():
-                    return
                 if time.monotonic() - heard_s > SILENT_S:
                     self.interrupt(f"no values for {SILENT_S:g} s; waiting for them")
                 continue
+            if block is None:
+                return
+            if isinstance(block, EdgeFLError):
+                raise block
             if self.interrupted:
                 self.interrupted = False
                 self._notify(f"stream {self.name}: values again")
             heard_s = time.monotonic()
             yield block
 
-    def give(self, values: dict[str, Floats], time_s: float | None) -> None:
-        """Hand over new values, in place of the oldest if too many are waiting."""
-        if self._waiting.full():
-            self.say("slow", "more values than are used in this time; the oldest are dropped")
-            with suppress(Empty):
-                self._waiting.get_nowait()
-        self._waiting.put(Block(values, time_s, time.monotonic()))
-        self._given += 1
+    def give(self, values: dict[str, Numbers], time_s: float | None) -> None:
+        """Hand over new values."""
+        self._has_worked = True
+        self._put((values, time_s, time.monotonic()))
 
     def give_message(self, content: object, levels: list[str], time_s: float | None = None) -> None:
         """Hand over the numbers, or lists of them, in nested dicts; their names are joined by dots and begin with `levels`."""
         found = dict(_flat(content, levels))
         if clock := next((name for name in found if name.rpartition(".")[2].lower() in CLOCKS), None):
             time_s = seconds(found.pop(clock))
-        lists = {name: value if isinstance(value, list) else [value] for name, value in found.items()}
-        self.give(
-            {name: np.array([*map(number, each)], np.float32) for name, each in lists.items() if each}, time_s
-        )
+        lists = ((name, value if isinstance(value, list) else [value]) for name, value in found.items())
+        self.give({name: np.array([*map(number, each)]) for name, each in lists if each}, time_s)
 
     def interrupt(self, why: str) -> None:
         """Say why there are no values at present."""
@@ -137,37 +118,31 @@ class Stream:
             self._said[kind] = time.monotonic()
             self._notify(f"stream {self.name}: {words}")
 
-    @property
-    def waiting(self) -> int:
-        """The number of blocks that wait to be used."""
-        return self._waiting.qsize()
-
     def close(self) -> None:
         """End the thread."""
         self.stopped.set()
-        self._thread.join(CONNECT_S)
+        self._thread.join(CLOSE_S)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _put(self, item: Block | EdgeFLError | None) -> None:
+        with suppress(Empty):
+            while self.waiting.full():
+                self.say("slow", "more values than are used in this time; the oldest are dropped")
+                self.waiting.get_nowait()
+        self.waiting.put(item)
 
     def _run(self) -> None:
-        pause_s, given = MIN_RETRY_S, 0
+        pause_s = MIN_RETRY_S
         while not self.stopped.is_set():
+            started_s = time.monotonic()
             try:
-                return self._read(self, self._place)
-            except Exception as error:
-                if not isinstance(error, EdgeFLError):
-                    log.exception("stream %s: unexpected error", self.name)
-                    error = InputError(f"{type(error).__name__}: {brief(error)}")
-                if not self._given:
-                    self._error = error
-                    return
+                self._read(self, self._source)
+                return self._put(None)
+            except EdgeFLError as error:
+                if not self._has_worked:
+                    return self._put(error)
                 self.interrupt(f"{error.message}; trying again")
-            pause_s = MIN_RETRY_S if self._given > given else min(2 * pause_s, MAX_RETRY_S)
-            given = self._given
+            lasted = time.monotonic() - started_s > MAX_RETRY_S
+            pause_s = MIN_RETRY_S if lasted else min(2 * pause_s, MAX_RETRY_S)
             self.stopped.wait(pause_s)
 
 
@@ -201,50 +176,46 @@ def seconds(value: object) -> float | None:
     return found
 
 
-def _mqtt(stream: Stream, address: str, *, tls: bool = False) -> None:
+def _mqtt(stream: Stream, source: str) -> None:
     """Read a topic, whose wildcards name the values: in a/+/b, those of a/ax/b begin with "ax"."""
     try:
-        parts = urlsplit(address.replace("#", "%23"))
-        port, topic, folder = parts.port or 0, unquote(parts.path[1:]), parse_qs(parts.query).get("identity")
+        parts = urlsplit(source.replace("#", "%23"))
+        host, port, pattern = parts.hostname or "", parts.port, unquote(parts.path[1:]).split("/")
+        if not host or not pattern[0]:
+            raise ValueError("no host or no topic")
     except ValueError as error:
         raise InputError(f"stream {stream.name}: {error}; {EXPECTED}") from error
-    if not parts.hostname or not topic:
-        raise InputError(f"stream {stream.name}: {EXPECTED}")
-    endpoint, client = _endpoint(parts.hostname, port, parts, folder[0] if folder else "", tls)
-    fixed, metrics, changes = dict(enumerate(topic.split("/"))), Metrics(), SimpleQueue[MqttEvent]()
-    if fixed[0] == NAMESPACE and 2 in fixed:
-        fixed[2] = "+"  # births name the values
-    pattern = "/".join(fixed.values())
-    names = [
-        place
-        for place, level in fixed.items()
-        if level in ("+", "#") and (place != 2 or fixed[0] != NAMESPACE)
-    ]
+    tls, client = parts.scheme == "mqtts", f"edge-fl-{token_hex(4)}"
+    metrics, changes = Metrics(), SimpleQueue[MqttEvent]()
+    login = Login(unquote(parts.username), unquote(parts.password or "")) if parts.username else None
+    endpoint = Endpoint(host, port or (TLS_PORT if tls else PORT), login=login, tls=tls)
+    for folder in parse_qs(parts.query).get("identity", ()):
+        endpoint, certificate = identity.endpoint(host, port or 0, folder), identity.certificate_in(folder)
+        client = certificate.device if certificate else client
+    fixed = {place for place, level in enumerate(pattern) if level not in ("+", "#")}
+    if is_sparkplug := pattern[0] == NAMESPACE and len(pattern) > 2:
+        pattern[2] = "+"  # the type of message: births name the values
+        fixed.add(2)
 
     def receive(event: MqttEvent) -> None:
         if not isinstance(event, Packet):
-            changes.put(event)
-            return
+            return changes.put(event)
         levels = event.topic.split("/")
-        prefix = [level for place, level in enumerate(levels) if place in names or place >= len(fixed)]
+        names = [level for place, level in enumerate(levels) if place not in fixed]
         try:
-            if levels[0] == NAMESPACE:
+            if is_sparkplug:
                 for time_s, found in metrics.read(levels, event.payload):
-                    stream.give_message(found, prefix, time_s)
-                return
+                    stream.give_message(found, names, time_s)
+                return None
             try:
                 content = json.loads(event.payload)
             except ValueError:
                 content = event.payload.decode().strip()
-            if not isinstance(content, dict):
-                prefix = prefix or levels[-1:]
-            rows = (
-                content
-                if isinstance(content, list) and content and isinstance(content[0], dict)
-                else [content]
-            )
+                if math.isnan(number(content)):
+                    raise ValueError(f"{content!r}, expected JSON or a number") from None
+            rows = content if isinstance(content, list) and isinstance((*content, 0)[0], dict) else [content]
             for row in rows:
-                stream.give_message(row, prefix)
+                stream.give_message(row, names or levels[-1:] * (not isinstance(row, dict)))
         except (ValueError, RecursionError) as error:
             stream.say("message", f"{event.topic}: {brief(error)}; skipped")
 
@@ -257,84 +228,72 @@ def _mqtt(stream: Stream, address: str, *, tls: bool = False) -> None:
             with suppress(Empty):
                 change = changes.get(timeout=POLL_S)
                 if isinstance(change, Connected):
-                    transport.subscribe(pattern, qos=0)  # what comes later than it was sent has a wrong time
+                    transport.subscribe("/".join(pattern), qos=0)  # what is sent again has a wrong time
                 elif isinstance(change, Disconnected):
                     stream.interrupt(f"broker {endpoint}: {change}; connecting again")
     finally:
         transport.close()
 
 
-def _endpoint(host: str, port: int, parts: SplitResult, folder: str, tls: bool) -> tuple[Endpoint, str]:
-    """The broker of an address, and the client's name. Raises ConfigError."""
-    client = f"edge-fl-{token_hex(4)}"
-    if folder:
-        certificate = identity.certificate_in(folder)
-        return identity.endpoint(host, port, folder), certificate.device if certificate else client
-    login = Login(unquote(parts.username), unquote(parts.password or "")) if parts.username else None
-    return Endpoint(host, port or (TLS_PORT if tls else PORT), login=login, tls=tls), client
-
-
-def _python(stream: Stream, place: str) -> None:
-    """Read an iterator of dicts as in JSON messages, or of numbers or arrays [C] or [C, n] at the input's rate."""
-    module, _, name = place.partition(":")
-    rate, names = (stream.input.rate, stream.input.names) if stream.input else (0.0, ())
-    count = 0
+def _python(stream: Stream, source: str) -> None:
+    """Read an iterator of dicts as in JSON messages, or of the values of all channels, or a list of values of each."""
+    _, module, name = (*source.split(":", 2), "")[:3]
     try:
         for item in getattr(importlib.import_module(module), name)():
-            while stream.waiting >= MOST_WAITING and not stream.stopped.wait(POLL_S):
+            while stream.waiting.full() and not stream.stopped.wait(POLL_S):
                 pass
             if stream.stopped.is_set():
                 return
-            if isinstance(item, dict):
-                stream.give_message(item, [])
-                continue
-            rows = np.atleast_1d(np.asarray(item, np.float32))
-            rows = rows[:, None] if rows.ndim == 1 else rows
-            count += rows.shape[1]
-            named = zip(names or (f"channel {row + 1}" for row in range(len(rows))), rows, strict=bool(names))
-            stream.give(dict(named), count / rate if rate else None)
+            if not isinstance(item, dict):
+                rows, names = (
+                    np.atleast_1d(np.asarray(item)).tolist(),
+                    stream.input.names if stream.input else (),
+                )
+                item = dict(zip(names or [f"channel {n + 1}" for n in range(len(rows))], rows, strict=True))
+            stream.give_message(item, [])
     except Exception as error:  # third-party code may raise anything
-        raise InputError(
-            f"stream {stream.name}: {type(error).__name__}: {brief(error)}; expected a function that returns an iterator of values"
-        ) from error
+        what = f"{type(error).__name__}: {brief(error)}; expected a function that returns an iterator"
+        raise InputError(f"stream {stream.name}: {what} of values") from error
 
 
-def _alsa(stream: Stream, device: str) -> None:
+def _alsa(stream: Stream, source: str) -> None:
     """Read mono values of 16 bits."""
     rate = round(stream.input.rate) if stream.input else MICROPHONE_RATE
-    command = ["arecord", "-D", device, "-t", "raw", "-f", "S16_LE", "-c", "1", "-r", str(rate)]
-    with tempfile.TemporaryFile() as errors, suppress(ProcessLookupError):
+    command = [
+        "arecord",
+        "-D",
+        source.partition(":")[2],
+        "-t",
+        "raw",
+        "-f",
+        "S16_LE",
+        "-c",
+        "1",
+        "-r",
+        str(rate),
+    ]
+    with tempfile.TemporaryFile() as errors:
         try:
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
         except OSError as error:
             raise InputError(f"arecord: {error.strerror}; expected apt install alsa-utils") from error
-        pipe, rest, start_s, count, said, ended = child.stdout, b"", 0.0, 0, "", False
-        assert pipe
-        try:
-            while not (stream.stopped.is_set() or ended or "rate is not accurate" in said):
-                if not select.select([pipe], [], [], POLL_S)[0]:
-                    continue
-                read = os.read(pipe.fileno(), 2**14)
-                errors.seek(0)
-                said, ended, rest = errors.read().decode(errors="replace"), not read, rest + read
-                whole = np.frombuffer(rest[: len(rest) // 2 * 2], "<i2")
-                rest, count = rest[2 * len(whole) :], count + len(whole)
-                start_s = start_s or time.monotonic() - count / rate
-                if len(whole):
-                    stream.give(
-                        {"audio": whole.astype(np.float32) / np.float32(32768)}, start_s + count / rate
-                    )
-        finally:
+        with child:
+            said, time_s = "", time.monotonic()
+            while child.stdout and not stream.stopped.is_set():
+                read = child.stdout.read(2 * (rate // 10))
+                said = os.pread(errors.fileno(), 1000, 0).decode(errors="replace").strip()
+                if not read or "rate is not accurate" in said:
+                    break
+                values = np.frombuffer(read[: len(read) // 2 * 2], "<i2") / 32768
+                time_s += len(values) / rate
+                stream.give({"audio": values}, time_s)
             child.terminate()
-            child.wait()
-            pipe.close()
     if not stream.stopped.is_set():
         raise InputError(f"stream {stream.name}: arecord ended: {brief(said)}")
 
 
 SOURCES: dict[str, Callable[[Stream, str], None]] = {
-    "mqtt": _mqtt,
-    "mqtts": lambda stream, address: _mqtt(stream, address, tls=True),
+    **dict.fromkeys(("mqtt", "mqtts"), _mqtt),
     "alsa": _alsa,
     "python": _python,
 }

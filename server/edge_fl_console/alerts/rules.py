@@ -122,10 +122,10 @@ def outlier(place: RulePlace, limit: float) -> Found:
 
 
 def drift(place: RulePlace, limit: float) -> Found:
-    """Devices whose images have drifted since the last fit."""
+    """Devices whose samples have drifted since the last fit."""
     drifted = func.coalesce(_ABLE["drift"].as_float(), 0.0)
     return {
-        name: f"images drifted by {deviations(value)} standard deviations"
+        name: f"samples drifted by {deviations(value)} standard deviations"
         for name, value in _rows(place, drifted > limit, drifted)
     }
 

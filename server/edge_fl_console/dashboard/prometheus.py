@@ -183,7 +183,7 @@ def _accuracies(by_release: Mapping[int, HeadReports]) -> Iterator[Family]:
     ]
     help = (
         "Mean accuracy of head-only devices, 0 to 1: served and fleets_head of those that serve the release now;"
-        " before and after of those that measured the model served before on the same images."
+        " before and after of those that measured the model served before on the same samples."
     )
     labels = "release model"
     yield GaugeMetricFamily, "release_accuracy", labels, help, [(*names, mean) for *names, mean, _ in found]

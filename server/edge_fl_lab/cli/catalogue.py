@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 from edge_fl.console.output import Format, print_status, show_json, show_paths, show_table, show_text
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError
+from edge_fl.inputs import Kind
 from edge_fl.options import DATA, DATA_DIR, TRAINING, FormatOption, argument, option
+from edge_fl_server.cli.options import RateOption, WindowOption
 
 DESCRIPTION = {"description": Column("description", prose=True)}
 
@@ -42,6 +44,7 @@ def list_datasets(
         {
             "name": listing.name,
             "available": listing.available,
+            "samples": listing.form,
             "classes": len(listing.classes) or None,
             "domains": ", ".join(listing.domains),
             "where": listing.where,
@@ -140,7 +143,7 @@ def convert(
     folder: Annotated[
         Path,
         argument(
-            "FOLDER", "Folders of pictures by class, or a folder of PFLlib or LEAF with train and test."
+            "FOLDER", "Pictures or other files by class, or a folder of PFLlib or LEAF with train and test."
         ),
     ],
     name: Annotated[str, argument("NAME", "Name of the new dataset.")],
@@ -148,20 +151,29 @@ def convert(
     size: Annotated[
         int, option("--size N", "Pixels per side, of converted pictures.", min=8, max=1024)
     ] = 224,
+    kind: Annotated[
+        Kind | None,
+        option("--kind KIND", "Kind of the files: picture, series, audio or table [by their names]."),
+    ] = None,
+    window: WindowOption = 0.0,
+    rate: RateOption = 0.0,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Convert pictures, or a dataset that PFLlib or LEAF split over clients, to an .npz file for --dataset.
+    """Convert pictures, recordings or tables, or a dataset that PFLlib or LEAF split over clients, to an .npz file for --dataset.
 
-    A dataset that is split gets a file for --set data.split=FILE, too.
+    With a folder per class, or one per person or site with these in it, which become domains. A dataset that is split gets a
+    file for --set data.split=FILE, too.
     """
     from edge_fl_lab import dataset_files
 
-    if dataset_files.holds_pictures(folder):
-        data, unusable, remarks = dataset_files.convert_pictures(folder, name, data_dir, size)
+    if dataset_files.holds_classes(folder):
+        data, unusable, remarks = dataset_files.convert_files(
+            folder, name, data_dir, kind, size, window_s=window, rate=rate
+        )
         for remark in remarks:
             print_status(remark)
         if unusable:
-            print_status(f"{unusable} files that are no pictures, or damaged, are left out")
+            print_status(f"{unusable} files of another kind, or damaged, are left out")
         show_paths({"data": data}, format)
         return
     data, split, left_out = dataset_files.convert(folder, name, data_dir)

@@ -112,7 +112,7 @@ def verdict(found: Block) -> str:
     if row is None:
         return "Without validation data no method is selected; the table has their test accuracies."
     seeds = f"{row.accuracy.count} seed{'s' * (row.accuracy.count != 1)}"
-    reached = f"{units.percent(row.accuracy.mean)} of the test images (mean over {seeds}, {row.clients} pairs of client and seed)"
+    reached = f"{units.percent(row.accuracy.mean)} of the test samples (mean over {seeds}, {row.clients} pairs of client and seed)"
     if row.method in ALWAYS:
         return f"By validation accuracy no method is better than the baseline {row.method}, which classifies {reached} correctly."
     gain = f", {difference_text(row.difference)}" if row.difference else ""
@@ -241,7 +241,7 @@ def _features(runs: Runs, where: str, folder: Path, watch: Watch) -> Iterator[Dr
             "labels-by-client",
             labels_by_client(study),
             f"Labels by client, {where}",
-            f"Images of each class at each client of {where}.",
+            f"Samples of each class at each client of {where}.",
         )
     seen: dict[str, list[FeatureProbe]] = {}
     for label, each in runs.items():
@@ -258,14 +258,14 @@ def _features(runs: Runs, where: str, folder: Path, watch: Watch) -> Iterator[Dr
         "separation",
         plots.separation(summed, "", over + "; bars: ±1 std over seeds" * several + "."),
         f"Class separation by method, {where}",
-        f"Class separation of the features of test images, within each client of {where}.",
+        f"Class separation of the features of test samples, within each client of {where}.",
     )
     first = {label: every[0] for label, every in seen.items()}
     yield Drawn(
         "cka-similarity",
         plots.similarity(similarities([one.outermost for one in first.values()]), list(first), "method"),
         f"CKA similarity of methods, {where}",
-        f"Linear CKA similarity of the methods' features on the same test images of {where}.",
+        f"Linear CKA similarity of the methods' features on the same test samples of {where}.",
     )
     at: dict[str, Features] = {}
     for label, one in first.items():
@@ -279,7 +279,7 @@ def _features(runs: Runs, where: str, folder: Path, watch: Watch) -> Iterator[Dr
             f"features-by-{name}",
             plots.embedding(points),
             f"Features by {name}, {where}",
-            f"t-SNE of the features of test images by {name}, of {where}.",
+            f"t-SNE of the features of test samples by {name}, of {where}.",
         )
 
 

@@ -260,13 +260,13 @@ def has_baseline(groups: Sequence[ClientGroup]) -> bool:
 
 
 def lowest(groups: Sequence[ClientGroup]) -> str:
-    """One sentence: the client with the lowest accuracy, and of how many test images; "" if nothing was measured."""
+    """One sentence: the client with the lowest accuracy, and of how many test samples; "" if nothing was measured."""
     devices = {name: device for group in groups for name, device in group.devices.items()}
     if not devices:
         return ""
     name = min(devices, key=lambda client: devices[client].accuracy.value or 0.0)
     tested = devices[name].test_samples.value
-    images = f" of {tested:.0f} test images" if tested else ""
+    images = f" of {tested:.0f} test samples" if tested else ""
     return f"Lowest: {name}, {units.percent(devices[name].accuracy.value)}{images}."
 
 
@@ -526,7 +526,7 @@ def _sum(results: Results) -> dict[str, str]:
         return {}
     form = "masked: the server knows the sum alone" if found.masked else "plain: the server saw each device's"
     noise = f"; epsilon {found.epsilon:.3g}" if found.epsilon else ""
-    content = f"{found.pictures} pictures of {len(found.devices)} devices, {found.bytes_each} bytes of each; {form}{noise}"
+    content = f"{found.pictures} samples of {len(found.devices)} devices, {found.bytes_each} bytes of each; {form}{noise}"
     return {f"sum of class statistics on release {found.release}": content}
 
 

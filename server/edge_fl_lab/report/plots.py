@@ -78,7 +78,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Points:
-    """Images as points [n, 2]; `group` [n] is the index of each one's class or client in `names`."""
+    """Samples as points [n, 2]; `group` [n] is the index of each one's class or client in `names`."""
 
     at: NDArray[np.float32]
     group: NDArray[np.int64]
@@ -189,7 +189,7 @@ def by_cost(marks: Mapping[str, Mark], what: str, cost: str, note: str) -> Figur
 
 @style.styled()
 def labels(counts: NDArray[np.int64], clients: Sequence[str], classes: Sequence[str]) -> Figure:
-    """A dot per client and class, its area the number of images (RepPer, Figure 3; FedRIR, Figure 2). counts [clients, classes]."""
+    """A dot per client and class, its area the number of samples (RepPer, Figure 3; FedRIR, Figure 2). counts [clients, classes]."""
     picture = style.figure(min(max(0.17 * len(classes) + 0.9, 1.8), 8))
     axes = picture.subplots()
     client, label = np.nonzero(counts)
@@ -203,7 +203,7 @@ def labels(counts: NDArray[np.int64], clients: Sequence[str], classes: Sequence[
     for share in (1.0, 0.5, 0.1):
         size = max(round(counts.max() * share), 1)
         axes.scatter(
-            [], [], s=size / largest * dot, color=style.COLOURS[0], linewidths=0, label=f"{size} images"
+            [], [], s=size / largest * dot, color=style.COLOURS[0], linewidths=0, label=f"{size} samples"
         )
     picture.legend(loc="outside upper center", ncols=3)
     return picture
@@ -255,7 +255,7 @@ def separation(values: Mapping[str, tuple[float, float]], what: str, note: str =
 
 @style.styled()
 def similarity(matrix: NDArray[np.float64], names: Sequence[str], what: str) -> Figure:
-    """CKA similarity of every two networks on the same images (DualFed, Figure 6). matrix [n, n], 0..1."""
+    """CKA similarity of every two networks on the same samples (DualFed, Figure 6). matrix [n, n], 0..1."""
     picture = style.figure(style.COLUMN - 0.5)
     axes = picture.subplots()
     image = axes.imshow(matrix, vmin=0, vmax=1, cmap=style.AREA)

@@ -91,7 +91,7 @@ def _of_trained(run: TrainedRun) -> dict[str, Figure]:
 
 
 def labels_by_client(study: Study) -> Figure:
-    """The number of images of each class at each client."""
+    """The number of samples of each class at each client."""
     counts = partition.histogram(study.dataset, study.split)
     return plots.labels(counts, study.split.clients, study.dataset.classes)
 

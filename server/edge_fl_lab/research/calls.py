@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from edge_fl import metrics
+from edge_fl import metrics, modalities
 from edge_fl.console.output import QUIET
 from edge_fl.console.progress import Progress
 from edge_fl.console.units import percent
 from edge_fl.errors import ConfigError, DataError, InputError, RunError, nearest
+from edge_fl.inputs import InputSpec
 from edge_fl.learn.batches import in_batches
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods.contract import steps
 from edge_fl.metrics import Summary
-from edge_fl.modalities import pictures
 from edge_fl_lab.compare import comparison, grid, summary, tables
 from edge_fl_lab.recipe_changes import flat, with_method
 from edge_fl_lab.report import page
@@ -84,19 +84,19 @@ class Result:
 
     @nothing_run()
     def predict(self, client: str, images: ArrayLike) -> NDArray[np.int64]:
-        """Predict the class ids of images with a client's own model. Raises DataError."""
+        """Predict the class ids of pictures, or other samples, with a client's own model. Raises DataError."""
         run = self.trained
+        dataset = run.study.dataset
         if client not in run.personal:
             raise DataError(f"client {client!r} did not train{nearest(client, run.personal)}")
-        pixels = pictures.arrays(np.asarray(images), "images")
-        if pixels.shape[1:] != run.study.dataset.samples.shape:
-            raise DataError(
-                f"images of {list(pixels.shape[1:])}, expected {list(run.study.dataset.samples.shape)}"
-            )
+        words = modalities.ABOUT[dataset.kind].samples
+        found = modalities.of(dataset.kind).arrays(np.asarray(images), words)
+        if found.shape[1:] != dataset.samples.shape:
+            raise DataError(f"{words} of {list(found.shape[1:])}, expected {list(dataset.samples.shape)}")
         device = torch_device(run.recipe.device)
         own = to_device(run.personal[client], device)
         down = steps.broadcast(run.method, run.shared, client)
-        x = torch.from_numpy(pixels).to(device)
+        x = torch.from_numpy(found).to(device)
         logits = in_batches(lambda batch: steps.predict(run.method, down, own, batch), x)
         classes: NDArray[np.int64] = logits.argmax(1).cpu().numpy()
         return classes
@@ -167,6 +167,8 @@ def run(
     *,
     test: Sequence[ArrayLike] | None = None,
     clients: Clients = None,
+    input: InputSpec | None = None,
+    groups: ArrayLike | None = None,
     partition: str = "",
     model: str | type = "",
     rounds: int | None = None,
@@ -180,7 +182,9 @@ def run(
     """Simulate a federation that trains a method, in this process or with worker processes.
 
     `method` is a name of `edge-fl methods list`, with options as in `edge-fl compare`: "fedcrc:tau=0.9". `images` is the name of a dataset,
-    or an array [N, H, W], [N, H, W, C] or [N, C, H, W] with C 1 or 3, uint8 or floats 0..1; `labels` are class ids [N]. `test` are separate
+    or an array of pictures [N, H, W], [N, H, W, C] or [N, C, H, W] with C 1 or 3, whole numbers or floats 0..1; with an `input`
+    (`edge_fl.inputs.InputSpec`) of its samples, such as windows [N, C, T]. `labels` are class ids [N]. Samples with the same value of
+    `groups` [N], such as windows of one recording, stay in one client and one of its sets. `test` are separate
     test samples, (images, labels); without them each client's samples are divided into training, validation and test samples.
 
     `clients` is their number, or names the client of each sample by an array of numbers or names (then `test` is (images, labels,
@@ -193,7 +197,7 @@ def run(
 
     Raises InputError, before anything starts, for data or settings that do not fit; RunError if the run cannot continue.
     """
-    data = Data(images, labels, test, clients)
+    data = Data(images, labels, test, clients, input, groups)
     given = {"rounds": rounds, "seed": seed, "engine": engine or None}
     base = _recipe(recipe, method, data, partition, model, given, settings)
     hooks = _ResultHooks()
@@ -231,6 +235,8 @@ def compare(
     *,
     test: Sequence[ArrayLike] | None = None,
     clients: Clients = None,
+    input: InputSpec | None = None,
+    groups: ArrayLike | None = None,
     partition: str = "",
     model: str | type = "",
     rounds: int | None = None,
@@ -248,7 +254,7 @@ def compare(
 
     Raises InputError, before anything starts, for data or settings that do not fit; RunError if a run fails.
     """
-    data = Data(images, labels, test, clients)
+    data = Data(images, labels, test, clients, input, groups)
     base = _recipe(recipe, "", data, partition, model, {"rounds": rounds}, settings)
     for method in methods:
         grid.parse_method(method)

@@ -14,12 +14,14 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
+from edge_fl import modalities
 from edge_fl.data import datasets, partition, split_file
 from edge_fl.data.partition import DataConfig, Split
-from edge_fl.data.samples import Array, Dataset, Indices, Samples, class_ids
+from edge_fl.data.samples import Array, Dataset, Indices, Samples, as_groups, class_ids
 from edge_fl.data.split_file import SETS, Rows
 from edge_fl.errors import DataError, InputError
 from edge_fl.files import npz
+from edge_fl.inputs import InputSpec, Kind
 from edge_fl.seeds import generator
 from edge_fl_server.orchestrate import execution
 from edge_fl_server.recipes.recipe import Recipe
@@ -42,12 +44,14 @@ def nothing_run() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Data:
-    """The data as given: the name of a dataset or images, labels, separate test samples, and the clients."""
+    """The data as given: the name of a dataset or samples (pictures without `input`), labels, separate test samples, clients, groups."""
 
     images: str | ArrayLike
     labels: ArrayLike | None = None
     test: Sequence[ArrayLike] | None = None
     clients: Clients = None
+    input: InputSpec | None = None
+    groups: ArrayLike | None = None
 
     def study(self, recipe: Recipe) -> Study:
         """Load or check the data, and split them over the clients. Raises DataError; warns of classes that cannot be learned."""
@@ -93,27 +97,39 @@ class Data:
 
     def _dataset(self, settings: DataConfig) -> Dataset:
         if isinstance(self.images, str):
-            if self.labels is not None or self.test is not None:
+            if any(given is not None for given in (self.labels, self.test, self.input, self.groups)):
                 raise DataError(
-                    f"dataset {self.images!r} with labels or test samples, expected either a name or arrays"
+                    f"dataset {self.images!r} with labels, test samples, an input or groups, expected either a name or arrays"
                 )
             return datasets.load(settings.dataset, Path(settings.data_dir))
         if self.labels is None:
-            raise DataError("arrays: images without labels, expected both, or the name of a dataset")
-        parts = [_samples("arrays", self.images, self.labels)]
+            raise DataError("arrays: samples without labels, expected both, or the name of a dataset")
+        kind = self.input.kind if self.input else "picture"
+        words = modalities.ABOUT[kind].samples
+        parts = [_samples("arrays", self.images, self.labels, kind)]
         if self.test is not None:
             if len(self.test) not in (2, 3):
                 raise DataError(
                     f"test: {len(self.test)} values, expected (images, labels) or (images, labels, clients)"
                 )
-            parts.append(_samples("test arrays", *self.test[:2]))
+            parts.append(_samples("test arrays", *self.test[:2], kind))
         if len({part.shape for part in parts}) > 1:
             shapes = " and ".join(str(list(part.shape)) for part in parts)
-            raise DataError(f"arrays and test arrays: images of {shapes}, expected one shape")
+            raise DataError(f"arrays and test arrays: {words} of {shapes}, expected one shape")
+        if self.input and self.input.shape != parts[0].shape:
+            raise DataError(
+                f"arrays: {words} of {list(parts[0].shape)}, but the input says {list(self.input.shape)}"
+            )
         x, y = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y"))
+        groups = None
+        if self.groups is not None:  # separate test samples are in none
+            groups = np.concatenate(
+                [np.ravel(np.asarray(self.groups)).astype(str), np.full(sum(map(len, parts[1:])), "")]
+            )
         classes = tuple(map(str, range(int(y.max()) + 1)))
         held_out = None if self.test is None else np.repeat([False, True], [len(part) for part in parts])
-        return Dataset("arrays", Samples(x, y), classes, held_out)
+        samples = Samples(x, y, as_groups(groups, len(y), "arrays"))
+        return Dataset("arrays", samples, classes, held_out, given=self.input)
 
     def _rows(self, dataset: Dataset, recipe: Recipe) -> Rows | None:
         """The sets of each client, if the data say more than the recipe."""
@@ -165,15 +181,17 @@ class Data:
         }
 
 
-def _samples(where: str, images: ArrayLike, labels: ArrayLike) -> Samples:
+def _samples(where: str, images: ArrayLike, labels: ArrayLike, kind: Kind) -> Samples:
     try:
         x, y = np.asarray(images), np.asarray(labels)
     except ValueError as error:
-        raise DataError(f"{where}: not an array ({error}); expected images of one shape") from error
+        raise DataError(
+            f"{where}: not an array ({error}); expected {modalities.ABOUT[kind].samples} of one shape"
+        ) from error
     if not len(np.atleast_1d(y)):
         raise DataError(f"{where}: no samples")
     ids = class_ids(y, where)
-    return Samples.of(x, ids, [str(number) for number in range(int(ids.max()) + 1)], where)
+    return Samples.of(x, ids, [str(number) for number in range(int(ids.max()) + 1)], where, kind)
 
 
 def _ids(what: str, clients: Any, samples: int) -> Array:
@@ -191,16 +209,20 @@ def _sets(
     dataset: Dataset, recipe: Recipe, client: str, rows: Indices, separate: bool
 ) -> tuple[Indices, Indices, Indices]:
     """Divide a client's samples into train, validation and test; `separate` test samples stay test samples."""
-    order = generator(recipe.seed, "partition", client=client).permutation(rows)
+    first, whole = partition.units(dataset.samples.groups, rows)
+    order = generator(recipe.seed, "partition", client=client).permutation(len(first))
     if not separate:
         _require(client, "", len(order), 2)
-        return partition.cut(order, recipe.data.test_fraction, recipe.data.validation_fraction)
-    held_out = cast(Array, dataset.original_test)[order]
+        train, validation, test = partition.cut(
+            order, recipe.data.test_fraction, recipe.data.validation_fraction
+        )
+        return rows[whole(train)], rows[whole(validation)], rows[whole(test)]
+    held_out = cast(Array, dataset.original_test)[rows[first[order]]]
     train, test = order[~held_out], order[held_out]
     for kind, part in (("training ", train), ("test ", test)):
         _require(client, kind, len(part), 1)
-    validation = min(round(len(train) * recipe.data.validation_fraction), len(train) - 1)
-    return train[validation:], train[:validation], test
+    count = min(round(len(train) * recipe.data.validation_fraction), len(train) - 1)
+    return rows[whole(train[count:])], rows[whole(train[:count])], rows[whole(test)]
 
 
 def _require(client: str, kind: str, count: int, least: int) -> None:
@@ -217,11 +239,11 @@ def _numbered(number: int, largest: int) -> str:
 def _write(path: Path, dataset: Dataset) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     samples, held_out = dataset.samples, dataset.original_test
-    content: dict[str, Array] = {"x": samples.x, "y": samples.y}
+    every = {"x": samples.x, "y": samples.y, **({"groups": samples.groups} if len(samples.groups) else {})}
+    content = every
     if held_out is not None:
-        content = {
-            f"{a}_{part}": getattr(samples, a)[mask]
-            for part, mask in (("train", ~held_out), ("test", held_out))
-            for a in "xy"
-        }
+        parts = (("train", ~held_out), ("test", held_out))
+        content = {f"{name}_{part}": array[mask] for part, mask in parts for name, array in every.items()}
+    if dataset.given:
+        content["input"] = np.array(msgspec.json.encode(dataset.given).decode())
     npz.write(path, {**content, "classes": np.array(dataset.classes)}, compress=False)

@@ -1,4 +1,4 @@
-"""The command `edge-fl new`: write a recipe for devices with pictures and a server without any."""
+"""The command `edge-fl new`: write a recipe for devices with pictures, recordings or rows and a server without any."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from edge_fl.console.output import print_status
-from edge_fl.errors import ConfigError, DataError, MethodError
+from edge_fl.errors import ConfigError, DataError, MethodError, shortened
 from edge_fl.files import paths
 from edge_fl.options import DATA, TRAINING, argument, option
+from edge_fl_server.cli.options import RateOption, WindowOption
 
 if TYPE_CHECKING:
+    from edge_fl.inputs import Kind
     from edge_fl_server.recipes.recipe import Recipe
 
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 NEXT = """\
 edge-fl server run {path}
-edge-fl device run --tier head --host HOST --id DEVICE --data PICTURES"""
+edge-fl device run --tier head --host HOST --id DEVICE --data {data}"""
 
 
 def new(
@@ -30,16 +32,37 @@ def new(
             DATA,
         ),
     ] = None,
+    series: Annotated[
+        Path | None,
+        option("--series FOLDER", "The same of recordings of sensors by class: CSV or NPZ files.", DATA),
+    ] = None,
+    audio: Annotated[
+        Path | None, option("--audio FOLDER", "The same of recordings by class: WAV or FLAC files.", DATA)
+    ] = None,
+    table: Annotated[
+        Path | None, option("--table FOLDER", "The same of CSV files of rows by class.", DATA)
+    ] = None,
     classes: Annotated[
-        str, option("--classes CLASSES", "Classes, comma-separated, instead of --images.")
+        str, option("--classes CLASSES", "Classes of pictures, comma-separated, instead of a folder.")
     ] = "",
     model: Annotated[
-        str, option("--model MODEL", "Model of 'edge-fl models list' [efficientnet-lite0].", TRAINING)
+        str,
+        option(
+            "--model MODEL",
+            "Model of 'edge-fl models list' [efficientnet-lite0, for other files than pictures another].",
+            TRAINING,
+        ),
     ] = "",
+    window: WindowOption = 0.0,
+    rate: RateOption = 0.0,
 ) -> None:
-    """Write a recipe for devices with pictures: they fit personal classifiers on a pretrained network, the server needs no data."""
+    """Write a recipe for devices with files by class: they fit personal classifiers on a network as it is, the server needs no data.
+
+    The folder has a folder of files per class, or one per person or site with these in it.
+    """
     from edge_fl.config import ModelConfig
     from edge_fl.data.class_names import require_class_names
+    from edge_fl.inputs import InputSpec
     from edge_fl_server.recipes import new as recipes
     from edge_fl_server.recipes.recipe import parse
 
@@ -48,40 +71,60 @@ def new(
         raise ConfigError(
             f"new {name}: expected a name of a-z, 0-9, '.' and '-', as in: edge-fl new pets --classes cat,dog"
         )
-    if bool(images) == bool(classes):
+    options: dict[Kind, Path | None] = {"picture": images, "series": series, "audio": audio, "table": table}
+    given = [(kind, folder) for kind, folder in options.items() if folder]
+    if len(given) + bool(classes) != 1:
         raise ConfigError(
-            f"new {name}: expected either --images FOLDER, with a folder of pictures per class, or --classes cat,dog,horse"
+            f"new {name}: expected either --images FOLDER, with a folder of pictures per class, or --series, --audio or --table, or"
+            " --classes cat,dog,horse"
         )
-    path, model = Path(f"{name}.toml"), model or recipes.MODEL
+    kind, folder = given[0] if given else ("picture", None)
+    if (window or rate) and kind not in ("series", "audio"):
+        raise ConfigError(
+            f"new {name}: --window and --rate are for recordings, expected --series or --audio with them"
+        )
+    path, words = Path(f"{name}.toml"), recipes.WORDS[kind]
+    model = model or words.model
     recipes.require_absent(path)
     names = [each.strip() for each in classes.split(",")]
-    if images:
-        found = recipes.scan(images)
-        names = list(found.classes)
-        for each, count in found.classes.items():
-            print_status(f"{each}: {count} picture{'s' * (count != 1)}")
-        for remark in found.remarks:
+    input, data = None, words.many.upper()
+    if folder:
+        scanned = recipes.scan(folder, kind)
+        names, domains, remarks = list(scanned.classes), scanned.found.domains, [*scanned.remarks]
+        if kind != "picture":
+            input, unusable = recipes.input_of(scanned, window_s=window, rate=rate)
+            remarks = [*unusable, *remarks]
+        for each, count in scanned.classes.items():
+            print_status(f"{each}: {count} {'picture' if kind == 'picture' else 'file'}{'s' * (count != 1)}")
+        for remark in remarks:
             print_status(remark)
+        if domains:
+            print_status(
+                f"{len(domains)} folders with these classes in them, one for each device: {shortened(domains)}"
+            )
+            data = f"{paths.text(folder)}/{domains[0]}"
     names = require_class_names(names, f"new {name}")
 
     # These import torch: invalid names are reported before.
     from edge_fl.models import backbone_input
 
-    has_input = backbone_input(ModelConfig(model)) is not None
-    text = recipes.recipe_text(name, names, model, has_input=has_input)
+    is_pretrained = backbone_input(ModelConfig(model)) is not None
+    if not (is_pretrained or input):
+        input = InputSpec((3, recipes.OWN_INPUT, recipes.OWN_INPUT))
+    text = recipes.recipe_text(name, names, model, kind, input)
     missing = _missing(parse(text, paths.text(path)))
     recipes.write(path, text)
     print_status(f"{paths.text(path)}: {len(names)} classes, model {model}; any text editor changes it")
-    if not has_input:
+    if not is_pretrained and model != words.model:
         print_status(
-            f"{model} has no pretrained weights: heads on random features are weak; a backbone such as {recipes.MODEL} has some"
+            f"{model} has no pretrained weights: heads on random features are weak; {words.model} is better as it is"
         )
     if missing:
         print_status(f"before the run: {missing}")
     print_status(
         "next, with a broker ('edge-fl broker up'): the server here, and the second command on each device"
     )
-    print(NEXT.format(path=path))
+    print(NEXT.format(path=path, data=data))
 
 
 def _missing(recipe: Recipe) -> str:

@@ -16,7 +16,16 @@ from edge_fl.console import units
 from edge_fl.console.output import print_status
 from edge_fl.console.units import counted
 from edge_fl.errors import InputError
-from edge_fl.options import CONNECTION, FOLDERS, LOOPBACK, TRAINING, BrokerAddressOptions, fleet_name, option
+from edge_fl.options import (
+    CONNECTION,
+    DATA,
+    FOLDERS,
+    LOOPBACK,
+    TRAINING,
+    BrokerAddressOptions,
+    fleet_name,
+    option,
+)
 from edge_fl.wire.roles import ADMINISTRATOR, PERSON_ROLES, Person, local_person
 
 if TYPE_CHECKING:
@@ -43,6 +52,15 @@ TrackOption = Annotated[
         "--track VIEWER",
         "Also record every round in the run's folder for a viewer: tensorboard or mlflow; may be repeated.",
     ),
+]
+WindowOption = Annotated[
+    float,
+    option(
+        "--window SECONDS", "Length of a window or clip of a recording [from the recordings].", DATA, min=0
+    ),
+]
+RateOption = Annotated[
+    float, option("--rate HZ", "Values per second of a window or clip [that of the recordings].", DATA, min=0)
 ]
 WhereOption = Annotated[
     str,

@@ -210,18 +210,19 @@ def made_elsewhere(
 
 
 def quantised(exported: Exported, description: Description, images: Path) -> QuantisedExtractor | None:
-    """The int8 variant, calibrated on pictures; None if it misses its gate."""
+    """The int8 variant, calibrated on files by class; None if it misses its gate."""
     from edge_fl_server.recipes.recipe import QuantiseConfig
     from edge_fl_server.release import quantise
 
-    data = quantise.pictures(images, description.classes, description.input)
+    data = quantise.labelled(images, description.classes, description.input)
     make = quantise.quantiser([data], QuantiseConfig(int8=True), description.seed, print_status)
     return make(exported.onnx, len(description.classes), description.unit_norm)
 
 
 def publish(
     file: Annotated[
-        Path | None, argument("FILE", "An ONNX model: pixels [N, C, H, W] in, features [N, d] out.")
+        Path | None,
+        argument("FILE", "An ONNX model: [N, C, H, W], [N, C, T], [N, T] or [N, F] in, features [N, d] out."),
     ] = None,
     classes: ClassesOption = "",
     model: Annotated[
@@ -234,25 +235,60 @@ def publish(
     mean: Annotated[
         str,
         option(
-            "--mean NUMBERS", "Mean per channel that the file expects to be subtracted from 0..1.", "Model"
+            "--mean NUMBERS",
+            "Mean per channel that the file expects to be subtracted, of pixels in 0..1.",
+            "Model",
         ),
     ] = "",
     std: Annotated[
         str, option("--std NUMBERS", "Standard deviation per channel to divide by after --mean.", "Model")
     ] = "",
     size: Annotated[
-        int, option("--size N", "Pixels per side, where the model does not fix them.", "Model", min=0)
+        int,
+        option(
+            "--size N",
+            "Pixels per side, or values of a window, where the model does not fix them.",
+            "Model",
+            min=0,
+        ),
     ] = 0,
     resize: Annotated[
         Resizing, option("--resize HOW", "How a picture gets this size: crop, letterbox or stretch.", "Model")
     ] = "crop",
+    rate: Annotated[
+        float,
+        option(
+            "--rate HZ", "Values per second of a series or audio, whose file does not say it.", "Model", min=0
+        ),
+    ] = 0.0,
+    hop: Annotated[
+        int,
+        option(
+            "--hop N",
+            "Values between two windows of a recording [half a window, a whole clip].",
+            "Model",
+            min=0,
+        ),
+    ] = 0,
+    names: Annotated[
+        str,
+        option(
+            "--names NAMES",
+            "Channels of a series or columns of a table, comma-separated, in the file's order.",
+            "Model",
+        ),
+    ] = "",
     reference: Annotated[
         Path | None,
         option("--reference FILE", "An .npz with x and features of the file, to compare with.", "Model"),
     ] = None,
     images: Annotated[
         Path | None,
-        option("--images FOLDER", "Folder of pictures by class: also release an int8 variant.", "Model"),
+        option(
+            "--images FOLDER",
+            "Folder of pictures, or other files, by class: also release an int8 variant.",
+            "Model",
+        ),
     ] = None,
     stages: Annotated[
         str,
@@ -271,41 +307,48 @@ def publish(
     """Release an extractor without a training run, from a file or a model's name, and roll it out; devices fit their heads on it."""
     from edge_fl.data.class_names import require_class_names
     from edge_fl.errors import shortened
+    from edge_fl.modalities import ABOUT
     from edge_fl_server.release.foreign import ForeignInput
 
     if (file is None) == (not model):
         raise ConfigError("release publish: expected either a file, such as model.onnx, or --model NAME")
-    names = [name.strip() for name in classes.split(",")] if classes else []
-    names = require_class_names(names, "release publish, --classes")
+    listed = require_class_names(_listed(classes), "release publish, --classes")
     plan = rollout_plan(stages)
     if file and weights:
         raise ConfigError(
             f"--weights {weights}: those of {text(file)} are in the file; expected them with --model"
         )
-    if model and (mean or std or reference):
-        raise ConfigError(f"--mean, --std and --reference describe a file; those of {model} are known")
-    given = ForeignInput(_numbers("--mean", mean), _numbers("--std", std), size, resize)
+    if model and (mean or std or reference or rate or hop or names):
+        raise ConfigError(
+            f"--mean, --std, --rate, --hop, --names and --reference describe a file; those of {model} are known"
+        )
+    channels = tuple(_listed(names))
+    given = ForeignInput(_numbers("--mean", mean), _numbers("--std", std), size, resize, rate, hop, channels)
     for path in filter(None, (file, reference, images)):
         if not path.exists():
             raise InputError(f"{text(path)}: does not exist", consequence="nothing was released")
     with commands(place, broker, new=True) as releases:
         releases.is_online()  # nothing is signed without a broker
         if file:
-            exported, description = made_elsewhere(file, given, reference, names)
+            exported, description = made_elsewhere(file, given, reference, listed)
         else:
-            exported, description = made_by_model(model, weights, names, size, resize)
+            exported, description = made_by_model(model, weights, listed, size, resize)
         int8 = quantised(exported, description, images) if images else None
         manifest = releases.sign(exported, description, int8)
         sides = "x".join(map(str, manifest.input.shape))
         print_status(
             f"release {manifest.release}: {units.size(manifest.bytes)}{' and int8' * bool(int8)},"
-            f" {manifest.feature_dim} features of images {sides}, classes {shortened(manifest.classes, 10)}"
+            f" {manifest.feature_dim} features of {ABOUT[manifest.input.kind].samples} {sides}, classes {shortened(manifest.classes, 10)}"
         )
         if releases.is_served(manifest.release):
             print_status(f"release {manifest.release}: rolled out before")
             print("completed")
             return
         carry_out(releases, releases.roll_out(manifest.release, plan, again=again), wait_s)
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")] if text else []
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:

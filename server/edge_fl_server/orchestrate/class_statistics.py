@@ -163,7 +163,7 @@ class StatisticsCollector:
         each = self._possible(total.vectors, manifest, shape)
         if len(each) < self._options.minimum:
             raise StatisticsError(
-                f"{len(each)} devices sent statistics that pictures can have, {self._options.minimum} needed"
+                f"{len(each)} devices sent statistics that samples can have, {self._options.minimum} needed"
             )
         far = self._far(each, manifest)
         used = [each[name].left_out(classes).flat for name, classes in far.items()]
@@ -263,7 +263,7 @@ def _joined(one: RunSum, other: RunSum) -> RunSum:
 def summary(found: RunSum, current: Manifest | None) -> str:
     """A line for the operator about a sum that was collected."""
     return (
-        f"class statistics: {found.pictures} pictures of {len(found.devices)} devices"
+        f"class statistics: {found.pictures} samples of {len(found.devices)} devices"
         + (f", epsilon {found.epsilon:.3g}" if found.epsilon else "")
         + (f"; release {current.release} has their prior" if current else "")
     )

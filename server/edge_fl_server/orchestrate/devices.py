@@ -187,7 +187,7 @@ class Advice:
         for row in self._totals.rows({})[:MAX_NAMES]:
             if row.fitted or row.after is not None:
                 self._progress.print(
-                    f"{row.device}: {row.fitted or 'head'} ({row.samples} labelled images);"
+                    f"{row.device}: {row.fitted or 'head'} ({row.samples} labelled samples);"
                     f" accuracy: {row.measured.words}"
                 )
         given = msgspec.to_builtins(self._recipe.broker).items()

@@ -67,7 +67,7 @@ def accuracy(measured: Measured) -> str:
             mean, low, high = difference(gain.mean, gain.low, gain.high)
             interval = "" if isnan(gain.low) else f"95 % interval {low} to {high}, "
             return f"{said}; {mean} points over {name} ({interval}n = {gain.n})"
-    return f"{said}; gain not measured: no device measured another model on the same images"
+    return f"{said}; gain not measured: no device measured another model on the same samples"
 
 
 def unmeasured(devices: Iterable[str], measured: Measured) -> str:

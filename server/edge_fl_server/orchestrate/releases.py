@@ -140,6 +140,6 @@ def _quantiser(setup: RunSetup, progress: Progress) -> Quantiser | None:
     if not gate.int8:
         return None
     if not setup.recipe.data.dataset:
-        return quantise.quantiser_without_pictures(spec.input, gate, spec.seed, progress.print)
+        return quantise.quantiser_without_data(spec.input, gate, spec.seed, progress.print)
     study = setup.study or studies.prepare(setup.recipe)
     return quantise.quantiser(list(study.data().values()), gate, spec.seed, progress.print)

@@ -1,26 +1,67 @@
-"""Write a recipe for devices with pictures and a server without any (`edge-fl new`), and read class names from a sample of pictures."""
+"""Write a recipe for devices with pictures, recordings or rows and a server without any (`edge-fl new`), from a sample of them."""
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
+import numpy as np
+
+from edge_fl import modalities
 from edge_fl.data.class_names import class_of, folder_remarks
 from edge_fl.errors import ConfigError, DataError
 from edge_fl.files import atomic, paths
-from edge_fl.files.folder import is_system, walk
+from edge_fl.files.folder import is_system
+from edge_fl.inputs import InputSpec, Kind
 from edge_fl.modalities import ABOUT
+from edge_fl_server import sample_folders
+from edge_fl_server.sample_folders import SampleFolder
 
-MODEL = "efficientnet-lite0"
+
+class Words(NamedTuple):
+    """The option and words of `edge-fl new` for a kind of samples, its default model, and what the recipe says of it."""
+
+    option: str
+    many: str
+    files: str
+    model: str
+    remark: str
+
+
+WORDS: dict[Kind, Words] = {
+    "picture": Words(
+        "images",
+        "pictures",
+        "cat/1.jpg, cat/2.jpg, dog/1.jpg",
+        "efficientnet-lite0",
+        "A larger one is more accurate and slower on the devices.",
+    ),
+    "series": Words(
+        "series",
+        "recordings",
+        "walk/1.csv, walk/2.csv, run/1.csv",
+        "random-kernels",
+        "This one has no weights: nothing is trained, and a release is small.",
+    ),
+    "audio": Words("audio", "recordings", "yes/1.wav, yes/2.wav, no/1.wav", "audio-cnn", ""),
+    "table": Words(
+        "table", "rows", "good/1.csv, bad/1.csv", "identity", "This one passes the columns on, standardised."
+    ),
+}
 OWN_INPUT = 64  # pixels: side of the input of a network that declares none
 MOST_NAMED = 5
+MOST_PER_FILE = 256
+"""Samples of a file from which mean and standard deviation of the input are computed."""
 RECIPE = """\
 # {name}: a recipe, written by 'edge-fl new'. Change anything; settings that are not here have a default.
 #
-# What happens: the server has no pictures and trains nothing. It exports the network [model] as it is, signs it and sends
-# it to your devices. Each device fits a personal classifier of its own pictures on it. Pictures never leave a device.
+# What happens: the server has no {many} and trains nothing. It exports the network [model] as it is, signs it and sends
+# it to your devices. Each device fits a personal classifier of its own {many} on it. They never leave a device.
 #
-# How devices help each other: the network alone has no classifier, so the first devices need labelled pictures of each
+# How devices help each other: the network alone has no classifier, so the first devices need labelled {many} of each
 # class. Where five or more devices with certificates have labels, the sum of their class statistics becomes the fleet's
 # head of the next release: a new device predicts with it at once, without labels, and adapts it to its own.
 
@@ -28,12 +69,12 @@ name = "{name}"
 source = "none"
 
 [data]
-# One folder of pictures per class on every device: cat/1.jpg, cat/2.jpg, dog/1.jpg, ... A device may lack some classes.
+# One folder of {many} per class on every device: {files}, ... A device may lack some classes.
 # To add a class later, append it here and run again: devices keep what they learnt. Never reorder or remove names.
 classes = {classes}
 {input}
 [model]
-# A network of 'edge-fl models list', or timm:NAME. A larger one is more accurate and slower on the devices.
+# A network of 'edge-fl models list', or timm:NAME for pictures. {remark}
 name = "{model}"
 train = "none" # its weights stay as they are
 
@@ -44,7 +85,7 @@ heads = 1
 wait_s = 600.0
 
 [statistics]
-# Devices with certificates help each other: they add counts and sums over their labelled pictures to masked sums over at
+# Devices with certificates help each other: they add counts and sums over their labelled {many} to masked sums over at
 # least 5 devices, and every device's classifier learns from the total. The server sees the total alone. "none" switches
 # it off for all devices, uploads = false in a device's settings for this device. Without certificates nothing is sent.
 sums = "auto"
@@ -55,70 +96,88 @@ host = "127.0.0.1" # of the MQTT broker: 'edge-fl broker up', or your own
 """
 INPUT = """
 [input]
-shape = [3, {side}, {side}] # channels, height, width: pictures are resized to this
+# {meaning}
+{settings}
 """
+MEANINGS: dict[Kind, str] = {
+    "picture": "Channels, height, width: pictures are resized to this.",
+    "series": "Windows [channels, values] of the recordings, at `rate` values per second; one starts every `hop` values.",
+    "audio": "Clips of the recordings, at `rate` values per second; one starts every `hop` values.",
+    "table": "Columns of the rows, found by their names.",
+}
 
 
 @dataclass(frozen=True)
-class PictureFolders:
-    """Classes of a folder with the number of pictures of each, and remarks about the rest of the folder."""
+class Scan:
+    """Classes of a folder with the number of files of each, remarks about the rest of the folder, and its files."""
 
     classes: dict[str, int]
     remarks: tuple[str, ...]
+    found: SampleFolder
 
 
-def scan(folder: Path) -> PictureFolders:
-    """Read the class names from a folder with one folder of pictures per class. Raises DataError for fewer than two."""
-    if not folder.is_dir():
-        raise DataError(
-            f"{paths.text(folder)}: no such folder; expected one folder of pictures per class in it"
-        )
-    listing = walk(folder)
-    places = [
-        path.relative_to(folder).parts
-        for path in listing.files
-        if path.suffix.lower() in ABOUT["picture"].suffixes
-    ]
-    counts = Counter(name for parts in places if len(parts) == 2 and (name := class_of(parts[0])))
+def scan(folder: Path, kind: Kind = "picture") -> Scan:
+    """Read the class names from a folder with one folder of files per class, or a folder for each person with these in it.
+
+    Raises DataError for fewer than two classes.
+    """
+    found, files, option = sample_folders.find(folder, kind), ABOUT[kind].files, WORDS[kind].option
+    listing, counts = found.listing, Counter(file.class_name for file in found.files)
+    suffixes = ABOUT[kind].suffixes
+    places = [path.relative_to(folder).parts for path in listing.files if path.suffix.lower() in suffixes]
     loose = [parts[0] for parts in places if len(parts) == 1]
     remarks = []
-    for name in listing.folders:
+    for name in () if found.domains else listing.folders:
         deeper = sorted({parts[1] for parts in places if parts[0] == name and len(parts) > 2})
         if deeper:
             remarks.append(
-                f"{paths.text(folder / name)}: pictures one level too deep, in {_some(deeper)};"
-                f" expected {paths.text(folder)}/CLASS/PICTURE, or --images {paths.text(folder / name)}"
+                f"{paths.text(folder / name)}: {files} one level too deep, in {_some(deeper)};"
+                f" expected {paths.text(folder)}/CLASS/FILE, or --{option} {paths.text(folder / name)}"
             )
         elif class_of(name) and class_of(name) not in counts:
-            remarks.append(f"{paths.text(folder / name)}: no pictures in it, so it is no class")
+            remarks.append(f"{paths.text(folder / name)}: no {files} in it, so it is no class")
     remarks += [
         f"{paths.text(path)}: hidden, so it is no class"
         for path in sorted(folder.iterdir())
         if path.name.startswith(".") and path.is_dir() and not is_system(path.name)
     ]
     remarks += [f"{paths.text(path)}: {why}" for path, why in listing.skipped if path.parent == folder]
-    remarks += folder_remarks(listing)
+    remarks += [*found.others(), *folder_remarks(listing)]
     if loose:
         remarks.append(
-            f"{len(loose)} pictures directly in {paths.text(folder)} ({_some(loose)}): move each into the folder of its class,"
+            f"{len(loose)} {files} directly in {paths.text(folder)} ({_some(loose)}): move each into the folder of its class,"
             f" such as {paths.text(folder / 'CLASS' / loose[0])}"
         )
     if len(counts) < 2:
-        found = f"pictures of {len(counts)} class{'es' * (not counts)}"
+        have = f"{files} of {len(counts)} class{'es' * (not counts)}"
         why = "".join(f"; {remark}" for remark in remarks)
+        raise DataError(f"{paths.text(folder)}: {have}, expected two or more folders with {files} in it{why}")
+    return Scan(dict(sorted(counts.items())), tuple(remarks), found)
+
+
+def input_of(scanned: Scan, **chosen: float) -> tuple[InputSpec, list[str]]:
+    """The input for recordings or rows with their mean and standard deviation, and remarks about files that cannot be read.
+
+    chosen: window_s and rate, if they are given. Raises DataError.
+    """
+    found = scanned.found
+    input = found.input(**chosen)
+    x, numbers, unusable = sample_folders.read(found.files, input, MOST_PER_FILE)
+    if len({found.files[number].class_name for number in numbers}) < 2:
         raise DataError(
-            f"{paths.text(folder)}: {found}, expected two or more folders with pictures in it{why}"
+            f"{unusable[0] if unusable else 'no samples'}; expected usable {ABOUT[found.kind].files} of two classes"
         )
-    return PictureFolders(dict(sorted(counts.items())), tuple(remarks))
+    return modalities.of(found.kind).input_of(x, np.arange(len(x)), input), unusable
 
 
-def recipe_text(name: str, classes: list[str], model: str, *, has_input: bool) -> str:
-    """The text of a recipe with source "none"; without `has_input` it declares an input, because the model's weights do not."""
+def recipe_text(name: str, classes: Sequence[str], model: str, kind: Kind, input: InputSpec | None) -> str:
+    """The text of a recipe with source "none"; without `input` it is that of the model's weights."""
+    given = msgspec.to_builtins(input).items() if input else ()
+    settings = "\n".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in given)
     return RECIPE.format(
-        name=name,
+        **WORDS[kind]._asdict() | {"name": name, "model": model},
         classes=json.dumps(classes, ensure_ascii=False),
-        model=model,
-        input="" if has_input else INPUT.format(side=OWN_INPUT),
+        input=INPUT.format(meaning=MEANINGS[kind], settings=settings) if input else "",
     )
 
 

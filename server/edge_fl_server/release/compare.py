@@ -12,8 +12,8 @@ from edge_fl_server.runs.summaries import Paired, paired
 class Comparison(Struct, frozen=True):
     """The accuracies (0..1) of devices on two releases, and their mean difference; None if no device measured both.
 
-    `same_images`: each device classified the same images with both when it installed the new one; otherwise its newest accuracy on each
-    counts, whose images may differ.
+    `same_images`: each device classified the same samples with both when it installed the new one; otherwise its newest accuracy on each
+    counts, whose samples may differ.
     """
 
     old: int
@@ -78,7 +78,7 @@ def sentence(compared: Comparison) -> str:
     what = f"release {compared.new} compared with {compared.old}"
     if found is None:
         return f"{what}: not measured yet: it takes devices with an accuracy on both"
-    images = "on the same images" if compared.same_images else "newest accuracy on each"
+    images = "on the same samples" if compared.same_images else "newest accuracy on each"
     return (
         f"{what}: {found.words}, {units.percent(found.before)} -> {units.percent(found.after)},"
         f" same devices, {images}: {found.meaning}"

@@ -1,6 +1,6 @@
 """Export shared parts as an ONNX extractor, checked against torch before it is published.
 
-Input are raw pixels in 0..1, output are features; normalisation and unit length are part of the graph
+Input are samples as `modalities.scaled` returns them, output are features; normalisation and unit length are part of the graph
 (docs/methods-formulas.md, "Networks"). Opset and IR version are low, so that older runtimes can load the graph.
 """
 
@@ -36,7 +36,8 @@ from edge_fl.wire import tensors
 from edge_fl_server.release.fleet_head import FleetExtra
 from edge_fl_server.release.onnx_session import Session, quiet
 
-CANARY_IMAGES = 2
+CHECKED = 4  # samples whose features are compared with torch's
+CANARY_SAMPLES = 2
 CANARY_FEATURES = 16
 INT8_TOLERANCE = 0.1  # of the largest feature: difference between int8 kernels of different machines
 
@@ -55,7 +56,7 @@ class Exported:
 
 
 class Description(NamedTuple):
-    """What the manifest says of an extractor, besides what follows from its bytes. `seed` draws the canary's images."""
+    """What the manifest says of an extractor, besides what follows from its bytes. `seed` draws the canary's samples."""
 
     method: str
     classes: Sequence[str]
@@ -94,8 +95,8 @@ class _Graph(nn.Module):
         super().__init__()
         self._method, self._shared = method, shared
 
-    def forward(self, image: Tensor) -> Tensor:
-        return steps.exported_features(self._method, self._shared, image)
+    def forward(self, x: Tensor) -> Tensor:
+        return steps.exported_features(self._method, self._shared, x)
 
 
 def require_exportable(method: Method) -> None:
@@ -112,7 +113,7 @@ def export(method: Method, shared: Parts) -> Exported:
     require_exportable(method)
     method.net.to("cpu")
     graph = _Graph(method, to_device(shared, "cpu")).eval()
-    batch = torch.rand(4, *method.net.input.shape, generator=torch.Generator().manual_seed(0))
+    batch = torch.from_numpy(canary_input(Canary(0, CHECKED, []), method.net.input))
     model = _trace(_without_adapters(method, shared), batch)
     model.ir_version = IR_VERSION
     _strip_metadata(model)
@@ -244,7 +245,7 @@ def _strip_metadata(model: onnx.ModelProto) -> None:
 
 def _canary(payload: bytes, seed: int, input: InputSpec) -> Canary:
     """The test that every device runs on a new extractor: input seed and the features computed here."""
-    canary = Canary(seed=seed, images=CANARY_IMAGES, features=[])
+    canary = Canary(seed=seed, images=CANARY_SAMPLES, features=[])
     features = Session(payload).run(canary_input(canary, input))[:, :CANARY_FEATURES]
     return msgspec.structs.replace(canary, features=[[float(value) for value in row] for row in features])
 

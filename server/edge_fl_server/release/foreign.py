@@ -13,7 +13,8 @@ from onnx import TensorProto, helper, inliner, numpy_helper, shape_inference, ve
 from edge_fl.blob import MAX_BLOB_BYTES
 from edge_fl.errors import InputError, brief
 from edge_fl.files.paths import text
-from edge_fl.inputs import MAX_CHANNELS, MAX_SIDE, InputSpec
+from edge_fl.inputs import KINDS, MAX_CHANNELS, Axes, InputSpec
+from edge_fl.modalities import ABOUT, noise
 from edge_fl.release.onnx_form import FEATURES, IMAGE, IR_VERSION, OLDEST_OPSET, OPSET, PARITY, ROWS
 from edge_fl_server.release.onnx_session import Session
 
@@ -105,14 +106,17 @@ def one_line(error: Exception) -> str:
 class ForeignInput(Struct, frozen=True):
     """What the ONNX file itself does not say of its input.
 
-    `mean` and `std` per channel are applied to pixels 0..1 before the model (empty: it takes pixels 0..1); `size` is needed where the model
-    declares none.
+    `mean` and `std` per channel are applied to samples before the model (empty: it takes pixels 0..1, or other samples as they are); `size`
+    is needed where the model declares none. `rate` in Hz, `hop` (0: half a window of a series, a whole clip) and `names`: as of InputSpec.
     """
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     size: int = 0
     resize: str = "crop"
+    rate: float = 0.0
+    hop: int = 0
+    names: tuple[str, ...] = ()
 
 
 class Converted(NamedTuple):
@@ -126,7 +130,7 @@ class Converted(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """Images x float32 [N, C, H, W] in 0..1 and the features [N, d] that the model gave where it was trained."""
+    """An extractor's input x float32 [N, ...] and the features [N, d] that the model gave where it was trained."""
 
     x: NDArray[np.float32]
     features: NDArray[np.float32]
@@ -143,19 +147,18 @@ def convert(path: Path, given: ForeignInput, reference: Reference | None = None)
 def _converted(path: Path, given: ForeignInput, reference: Reference | None) -> Converted:
     model = _inlined(_read(path))
     _require_self_contained(model)
-    shape = _input_shape(model, given)
-    input = _input_spec(shape, given)
+    input = _input(model, given)
     _require_output(model)
     original = model.SerializeToString()
     model = _with_opset(model)
     model.ir_version = min(model.ir_version, IR_VERSION)
-    model = _with_free_batch(model, shape)
-    payload = _with_ends(model, given, shape).SerializeToString()
+    model = _with_free_batch(model, input)
+    payload = _with_ends(model, given, input).SerializeToString()
     _check(payload)
     feature_dim = _require_features(payload, input)
     _require_unchanged(original, payload, given, input)
     if reference:
-        _require_reference(payload, reference)
+        _require_reference(payload, reference, ABOUT[input.kind].sample)
     return Converted(payload, feature_dim, input, opset(model), model.ir_version)
 
 
@@ -213,41 +216,49 @@ def _require_self_contained(model: onnx.ModelProto) -> None:
         )
 
 
-def _input_shape(model: onnx.ModelProto, given: ForeignInput) -> tuple[int, int, int]:
-    """Channels, height and width of the only input."""
+def _input(model: onnx.ModelProto, given: ForeignInput) -> InputSpec:
+    """The only input: its axes follow from the number of dimensions, and of [N, T] and [N, F] from whether a rate is given."""
     if len(values := inputs(model)) != 1:
-        raise InputError(f"{len(values)} inputs ({named(values)}), expected one image")
+        raise InputError(f"{len(values)} inputs ({named(values)}), expected one sample")
     kind = values[0].type.tensor_type
     found = f"input {values[0].name!r} is {typed(values[0])}"
-    if kind.elem_type != TensorProto.FLOAT:
-        raise InputError(f"{found}, expected float [N, C, H, W]")
-    if not kind.HasField("shape") or len(kind.shape.dim) != 4:
-        raise InputError(f"{found}, expected four dimensions [N, C, H, W]")
-    channels, height, width = (dim.dim_value for dim in kind.shape.dim[1:])
-    if not 1 <= channels <= MAX_CHANNELS:
-        last = kind.shape.dim[3].dim_value
-        hint = " (it has channels last: export it with channels first)" if last in (1, 3) else ""
+    by_rank: dict[int, Axes] = {4: "CHW", 3: "CT", 2: "T" if given.rate else "F"}
+    axes = by_rank.get(len(kind.shape.dim)) if kind.HasField("shape") else None
+    if kind.elem_type != TensorProto.FLOAT or axes is None:
+        raise InputError(f"{found}, expected float [N, C, H, W], [N, C, T], [N, T] or [N, F]")
+    shape = [dim.dim_value for dim in kind.shape.dim[1:]]
+    if axes == "CHW" and not 1 <= shape[0] <= MAX_CHANNELS:
+        hint = " (it has channels last: export it with channels first)" if shape[2] in (1, 3) else ""
         raise InputError(f"{found}, expected [N, C, H, W] with 1 or 3 channels{hint}")
-    if given.size and any(side not in (0, given.size) for side in (height, width)):
+    first = int(axes[0] == "C")  # of the dimensions that --size gives
+    if given.size and any(side not in (0, given.size) for side in shape[first:]):
         raise InputError(f"{found}, but --size is {given.size}")
-    height, width = height or given.size, width or given.size
-    if not height or not width:
+    shape[first:] = [side or given.size for side in shape[first:]]
+    if not all(shape):
         raise InputError(f"{found}: its size is free, expected --size, such as --size 224")
-    if max(height, width) > MAX_SIDE:
-        raise InputError(f"{found}, expected at most {MAX_SIDE} pixels per side")
-    return channels, height, width
-
-
-def _input_spec(shape: tuple[int, int, int], given: ForeignInput) -> InputSpec:
+    if axes == "CT" and not given.rate:
+        raise InputError(f"{found}, a series: expected --rate, its values per second")
     if bool(given.mean) != bool(given.std):
         raise InputError("expected both --mean and --std, or neither (the model takes pixels 0..1)")
-    for name, values in (("--mean", given.mean), ("--std", given.std)):
-        if len(values) not in (0, 1, shape[0]):
-            raise InputError(f"{name} has {len(values)} values, expected 1 or {shape[0]}, one per channel")
+    channels = 1 if axes == "T" else shape[0]
+    for name, numbers in (("--mean", given.mean), ("--std", given.std)):
+        if len(numbers) not in (0, 1, channels):
+            raise InputError(f"{name} has {len(numbers)} values, expected 1 or {channels}, one per channel")
     try:
-        return InputSpec(shape, given.mean or (0.0,), given.std or (1.0,), resize=given.resize)  # type: ignore[arg-type]
+        return InputSpec(
+            tuple(shape),
+            given.mean or (0.0,),
+            given.std or (1.0,),
+            axes,
+            KINDS[axes][1],  # type: ignore[arg-type]
+            given.resize,  # type: ignore[arg-type]
+            given.rate,
+            given.hop or {"CT": -(-shape[-1] // 2), "T": shape[-1]}.get(axes, 0),
+            given.names,
+        )
     except ValueError as error:
-        raise InputError(f"{error}") from error
+        hint = "; of audio, --rate" if axes == "F" else ""
+        raise InputError(f"{error}{hint}") from error
 
 
 def _require_output(model: onnx.ModelProto) -> None:
@@ -284,14 +295,14 @@ def _with_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         ) from error
 
 
-def _with_free_batch(model: onnx.ModelProto, shape: tuple[int, int, int]) -> onnx.ModelProto:
-    """Declare input and output for any number of images; whether that is true is checked with images."""
+def _with_free_batch(model: onnx.ModelProto, input: InputSpec) -> onnx.ModelProto:
+    """Declare input and output for any number of samples; whether that is true is checked with samples."""
     freed = onnx.ModelProto()
     freed.CopyFrom(model)
     dims = inputs(freed)[0].type.tensor_type.shape.dim
     del dims[:]
     dims.add().dim_param = ROWS
-    for side in shape:
+    for side in input.shape:
         dims.add().dim_value = side
     del freed.graph.value_info[:]
     freed.graph.output[0].type.tensor_type.ClearField("shape")
@@ -308,21 +319,20 @@ def _with_free_batch(model: onnx.ModelProto, shape: tuple[int, int, int]) -> onn
     _require_vector([dim.dim_value for dim in kind.shape.dim], found)
     if kind.shape.dim[0].dim_value:
         raise InputError(
-            f"{found} for any number of images, expected [N, d]: the batch is fixed inside the model; {HOW}"
+            f"{found} for any number of samples, expected [N, d]: the batch is fixed inside the model; {HOW}"
         )
     freed.graph.output[0].CopyFrom(inferred.graph.output[0])
     return freed
 
 
-def _with_ends(model: onnx.ModelProto, given: ForeignInput, shape: tuple[int, int, int]) -> onnx.ModelProto:
+def _with_ends(model: onnx.ModelProto, given: ForeignInput, input: InputSpec) -> onnx.ModelProto:
     """The model between "image" and "features", with mean and std before it."""
-    graph, channels = renamed(model, {name: f"model/{name}" for name in OURS}).graph, shape[0]
+    graph = renamed(model, {name: f"model/{name}" for name in OURS}).graph
     first, last = inputs(model)[0].name, model.graph.output[0].name
     nodes, constants = [], []
     if given.mean:
         for name, values in (("mean", given.mean), ("std", given.std)):
-            array = np.broadcast_to(np.array(values, np.float32), (channels,)).reshape(1, channels, 1, 1)
-            constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+            constants.append(numpy_helper.from_array(_per_channel(values, input)[None], name))
         nodes.append(helper.make_node("Sub", [IMAGE, "mean"], ["centred"]))
         nodes.append(helper.make_node("Div", ["centred", "std"], [first]))
     else:
@@ -332,7 +342,7 @@ def _with_ends(model: onnx.ModelProto, given: ForeignInput, shape: tuple[int, in
         helper.make_graph(
             [*nodes, *graph.node, *ends],
             "extractor",
-            [helper.make_tensor_value_info(IMAGE, TensorProto.FLOAT, [ROWS, *shape])],
+            [helper.make_tensor_value_info(IMAGE, TensorProto.FLOAT, [ROWS, *input.shape])],
             [helper.make_tensor_value_info(FEATURES, TensorProto.FLOAT, [ROWS, None])],
             [*constants, *graph.initializer],
             sparse_initializer=list(graph.sparse_initializer),
@@ -355,21 +365,25 @@ def _check(payload: bytes) -> None:
 
 
 def _require_features(payload: bytes, input: InputSpec) -> int:
-    """The number of features. They are finite, differ between images, and do not depend on the other images of a batch."""
-    images = _images(input)
-    together = _features(payload, images)
-    if together.ndim != 2 or len(together) != len(images):
+    """The number of features. They are finite, differ between samples, and do not depend on the other samples of a batch."""
+    x, about = _samples(input), ABOUT[input.kind]
+    together = _features(payload, x, about.sample)
+    if together.ndim != 2 or len(together) != len(x):
         raise InputError(
-            f"output {list(together.shape)} for {len(images)} images, expected [{len(images)}, d]; {HOW}"
+            f"output {list(together.shape)} for {len(x)} {about.samples}, expected [{len(x)}, d]; {HOW}"
         )
     if bad := int((~np.isfinite(together)).sum()):
-        raise InputError(f"{bad} of {together.size} features of random images are not finite")
+        raise InputError(
+            f"{bad} of {together.size} features of constant and random {about.samples} are not finite"
+        )
     if not np.ptp(together, axis=0).any():
-        raise InputError("the same features for all images, expected features that depend on the image")
-    alone = np.concatenate([_features(payload, image[None]) for image in images])
+        raise InputError(
+            f"the same features for all {about.samples}, expected features that depend on the {about.sample}"
+        )
+    alone = np.concatenate([_features(payload, each[None], about.sample) for each in x])
     if (difference := _difference(together, alone)) > PARITY:
         raise InputError(
-            f"features of one image differ by {difference:.1e} between batches of 1 and {len(images)}, at most {PARITY:.0e};"
+            f"features of one {about.sample} differ by {difference:.1e} between batches of 1 and {len(x)}, at most {PARITY:.0e};"
             f" {HOW}"
         )
     return int(together.shape[1])
@@ -377,21 +391,20 @@ def _require_features(payload: bytes, input: InputSpec) -> int:
 
 def _require_unchanged(original: bytes, payload: bytes, given: ForeignInput, input: InputSpec) -> None:
     """The converted model gives the features of the original."""
-    images = _images(input)
-    raw = images
+    x = raw = _samples(input)
     if given.mean:
-        mean, std = (np.array(values, np.float32).reshape(-1, 1, 1) for values in (given.mean, given.std))
-        raw = (images - mean) / std
-    before = np.concatenate([_features(original, image[None]).reshape(1, -1) for image in raw])
-    if (difference := _difference(before, _features(payload, images))) > PARITY:
+        raw = (x - _per_channel(given.mean, input)) / _per_channel(given.std, input)
+    one = ABOUT[input.kind].sample
+    before = np.concatenate([_features(original, each[None], one).reshape(1, -1) for each in raw])
+    if (difference := _difference(before, _features(payload, x, one))) > PARITY:
         raise InputError(
             f"converted to opset {OPSET}, its features differ by {difference:.1e}, at most {PARITY:.0e}; export it with"
             f" opset_version={OPSET}"
         )
 
 
-def _require_reference(payload: bytes, reference: Reference) -> None:
-    found = _features(payload, reference.x)
+def _require_reference(payload: bytes, reference: Reference, sample: str) -> None:
+    found = _features(payload, reference.x, sample)
     if found.shape != reference.features.shape:
         raise InputError(f"features {list(found.shape)}, the reference has {list(reference.features.shape)}")
     if (difference := _difference(reference.features, found)) > REFERENCE_PARITY:
@@ -401,28 +414,32 @@ def _require_reference(payload: bytes, reference: Reference) -> None:
         )
 
 
-def _features(payload: bytes, images: NDArray[np.float32]) -> NDArray[np.float32]:
+def _features(payload: bytes, x: NDArray[np.float32], sample: str) -> NDArray[np.float32]:
     try:
-        return Session(payload).run(images)
+        return Session(payload).run(x)
     except Exception as error:  # onnxruntime's errors share no base class
         reason = one_line(error)
         if any(words in reason for words in OUT_OF_MEMORY):
             raise InputError("takes too much memory, expected a model for small devices") from error
-        if len(images) > 1:
-            _features(payload, images[:1])  # does it fail on one image, too?
+        if len(x) > 1:
+            _features(payload, x[:1], sample)  # does it fail on one alone, too?
             raise InputError(
-                f"fails on {len(images)} images, but not on one ({reason[-MAX_REASON:]}); {HOW}"
+                f"fails on {len(x)} {sample}s, but not on one ({reason[-MAX_REASON:]}); {HOW}"
             ) from error
-        raise InputError(f"fails on an image {list(images.shape)} ({reason[-MAX_REASON:]})") from error
+        raise InputError(f"fails on a {sample} {list(x.shape)} ({reason[-MAX_REASON:]})") from error
 
 
-def _images(input: InputSpec) -> NDArray[np.float32]:
-    """Black, white and random images."""
-    rng = np.random.default_rng(RNG_SEED)
-    noise = rng.random((2, *input.shape), np.float32)
-    return np.concatenate(
-        [np.zeros((1, *input.shape), np.float32), np.ones((1, *input.shape), np.float32), noise]
-    )
+def _samples(input: InputSpec) -> NDArray[np.float32]:
+    """The lowest values, the highest, and two samples of random ones: of pictures black, white and noise."""
+    count = int(np.prod(input.shape))
+    levels = bytes(count) + b"\xff" * count + np.random.default_rng(RNG_SEED).bytes(2 * count)
+    return noise(np.frombuffer(levels, np.ubyte).reshape(-1, *input.shape), input)
+
+
+def _per_channel(values: Sequence[float], input: InputSpec) -> NDArray[np.float32]:
+    """Numbers per channel, or one for all, as they are applied to one sample."""
+    one = np.broadcast_to(np.array(values, np.float32), (input.channels,))
+    return np.ascontiguousarray(one.reshape(-1, *(1 for _ in input.shape[1:])))
 
 
 def _difference(expected: NDArray[np.float32], found: NDArray[np.float32]) -> float:

@@ -15,6 +15,7 @@ from edge_fl import process_limits, signals
 from edge_fl.errors import DataError, InputError, brief
 from edge_fl.files import npz
 from edge_fl.files.paths import text
+from edge_fl.modalities import scaled
 from edge_fl_server.release import foreign
 from edge_fl_server.release.foreign import Converted, ForeignInput, Reference
 
@@ -85,15 +86,14 @@ def _reference(path: Path) -> Reference:
     content = npz.read(path)
     if not {"x", "features"} <= content.keys():
         raise DataError(
-            f"{text(path)}: holds {', '.join(content) or 'nothing'}; expected x [N, C, H, W] and features [N, d]"
+            f"{text(path)}: holds {', '.join(content) or 'nothing'}; expected x [N, ...] and features [N, d]"
         )
     x, features = content["x"], content["features"]
-    if x.ndim != 4 or len(x) != len(features) or not len(x):
+    if x.ndim < 2 or len(x) != len(features) or not len(x):
         raise DataError(
-            f"{text(path)}: x is {list(x.shape)}, features {list(features.shape)}; expected [N, C, H, W] and [N, d]"
+            f"{text(path)}: x is {list(x.shape)}, features {list(features.shape)}; expected [N, ...] and [N, d]"
         )
-    scaled = x / np.float32(255) if x.dtype == np.uint8 else x
-    return Reference(scaled.astype(np.float32), features.reshape(len(x), -1).astype(np.float32))
+    return Reference(scaled(x), features.reshape(len(x), -1).astype(np.float32))
 
 
 def main() -> None:

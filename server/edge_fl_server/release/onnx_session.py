@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from edge_fl.files.npz import Array
 from edge_fl.modalities import scaled
 from edge_fl.release.onnx_form import SESSION
 
@@ -39,21 +40,21 @@ class Session:
         self._session = onnxruntime.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
         self._input = self._session.get_inputs()[0].name
 
-    def run(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Features of images [N, C, H, W] in 0..1."""
-        features: NDArray[np.float32] = self._session.run(None, {self._input: images})[0]
+    def run(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features of an extractor's input x [N, ...], samples as `modalities.scaled` returns them."""
+        features: NDArray[np.float32] = self._session.run(None, {self._input: x})[0]
         return features
 
-    def features(self, x: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Features of pixels [N, C, H, W] in 0..255, in batches."""
+    def features(self, x: Array) -> NDArray[np.float32]:
+        """Features of samples x [N, ...] as they are stored, in batches."""
         starts = range(0, len(x), BATCH)
         return np.concatenate([self.run(scaled(x[start : start + BATCH])) for start in starts])
 
-    def latency_ms(self, image: NDArray[np.uint8]) -> float:
-        """The shortest of TRIES measurements for one image."""
-        pixels, times_s = scaled(image), []
+    def latency_ms(self, sample: Array) -> float:
+        """The shortest of TRIES measurements for one sample [1, ...]."""
+        x, times_s = scaled(sample), []
         for _ in range(TRIES):
             began_s = time.perf_counter()
-            self.run(pixels)
+            self.run(x)
             times_s.append(time.perf_counter() - began_s)
         return 1000 * min(times_s)

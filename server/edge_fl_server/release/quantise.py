@@ -1,13 +1,13 @@
 """Quantise an extractor to int8: static, per channel, QDQ format (onnxruntime), calibrated and measured.
 
-Weights and activations are rounded to 256 steps. Their size is calibrated on images of the server, from the averaged extremes of batches:
-the extremes of all images would make the steps too coarse. The cosine between int8 and fp32 features and the loss of head accuracy are
-measured on clients' validation images; a variant that misses the gate is not published. Dynamic quantisation is not offered: it is slower
+Weights and activations are rounded to 256 steps. Their size is calibrated on samples of the server, from the averaged extremes of batches:
+the extremes of all samples would make the steps too coarse. The cosine between int8 and fp32 features and the loss of head accuracy are
+measured on clients' validation samples; a variant that misses the gate is not published. Dynamic quantisation is not offered: it is slower
 than fp32 on convolutions.
 
 In networks with attention, the products of two activations and the sums of the residual stream stay fp32: their values have outliers, next
 to which 256 steps leave nothing of the rest (DINOv2: cosine 0.84 with them, 1.00 without). Releases without a run are calibrated on
-pictures in a folder per class; without any picture, on synthetic images with the spectrum of photographs.
+files in a folder per class; without any, on synthetic samples (`edge_fl.modalities`).
 """
 
 import tempfile
@@ -23,30 +23,28 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from edge_fl import heads, modalities
 from edge_fl.console import units
-from edge_fl.data.class_names import class_of
-from edge_fl.data.samples import ClientData, Samples
+from edge_fl.data.samples import Array, ClientData, Samples
 from edge_fl.errors import ArtefactError, DataError
-from edge_fl.files.folder import walk
 from edge_fl.files.paths import composed, text
 from edge_fl.inputs import InputSpec
-from edge_fl.modalities import ABOUT, UnusableFileError, scaled
-from edge_fl.modalities.pictures import decode, depth_of
+from edge_fl.modalities import ABOUT, scaled
 from edge_fl.release.onnx_form import IMAGE
 from edge_fl.seeds import generator
+from edge_fl_server import sample_folders
 from edge_fl_server.recipes.recipe import QuantiseConfig
 from edge_fl_server.release.export import QuantisedExtractor, Quantiser
 from edge_fl_server.release.onnx_session import Session, quiet
 
 BATCH = 16
-SYNTHETIC = 32  # images
+SYNTHETIC = 32  # samples
 OPERATORS = ["Conv", "MatMul", "Gemm", "Add", "MaxPool", "AveragePool", "GlobalAveragePool", "Relu", "Clip"]
 MOST_PER_CLASS = 64
-HELD_OUT = 4  # every fourth picture of a class
+HELD_OUT = 4  # every fourth sample of a class, as two forms of one network are compared, not heads
 
 
 @dataclass(frozen=True)
 class Figures:
-    """int8 compared with fp32: mean cosine of features, head accuracy (mean over clients), bytes, milliseconds per image here."""
+    """int8 compared with fp32: mean cosine of features, head accuracy (mean over clients), bytes, milliseconds per sample here."""
 
     cosine: float
     accuracy: float
@@ -63,24 +61,24 @@ class Figures:
     def __str__(self) -> str:
         return (
             f"{units.size(self.bytes_int8)} instead of {units.size(self.bytes)}, {self.latency_int8_ms:.2f} instead of"
-            f" {self.latency_ms:.2f} ms per image, cosine {self.cosine:.4f}, accuracy {units.percent(self.accuracy_int8)}"
+            f" {self.latency_ms:.2f} ms per sample, cosine {self.cosine:.4f}, accuracy {units.percent(self.accuracy_int8)}"
             f" instead of {units.percent(self.accuracy)}"
         )
 
 
-class _Images(CalibrationDataReader):
-    """Calibration images in batches."""
+class _Batches(CalibrationDataReader):
+    """Calibration samples in batches."""
 
-    def __init__(self, images: NDArray[np.float32]) -> None:
-        self._batches = iter([images[start : start + BATCH] for start in range(0, len(images), BATCH)])
+    def __init__(self, x: NDArray[np.float32]) -> None:
+        self._batches = iter([x[start : start + BATCH] for start in range(0, len(x), BATCH)])
 
     def get_next(self) -> dict[str, NDArray[np.float32]] | None:
         batch = next(self._batches, None)
         return None if batch is None else {IMAGE: batch}
 
 
-def quantise(payload: bytes, images: NDArray[np.uint8]) -> bytes:
-    """The int8 version of an ONNX extractor, calibrated on images [N, C, H, W]. Raises ArtefactError."""
+def quantise(payload: bytes, x: Array) -> bytes:
+    """The int8 version of an ONNX extractor, calibrated on samples x [N, ...]. Raises ArtefactError."""
     with tempfile.TemporaryDirectory(prefix="edge-fl-int8-") as folder, quiet():
         original, prepared, quantised = (
             Path(folder, name) for name in ("fp32.onnx", "prepared.onnx", "int8.onnx")
@@ -92,7 +90,7 @@ def quantise(payload: bytes, images: NDArray[np.uint8]) -> bytes:
             quantize_static(
                 prepared,
                 quantised,
-                _Images(scaled(images)),
+                _Batches(scaled(x)),
                 quant_format=QuantFormat.QDQ,
                 op_types_to_quantize=operators,
                 nodes_to_exclude=excluded,
@@ -118,8 +116,8 @@ def _quantisable(graph: onnx.GraphProto) -> tuple[list[str], list[str]]:
     return operators, [node.name for node in products]
 
 
-def sample(clients: Sequence[ClientData], count: int, seed: int) -> NDArray[np.uint8]:
-    """Draw `count` training images evenly from the clients, for calibration."""
+def sample(clients: Sequence[ClientData], count: int, seed: int) -> Array:
+    """Draw `count` training samples evenly from the clients, for calibration."""
     each = -(-count // max(len(clients), 1))
     rng = generator(seed, "release.calibration")
     return np.concatenate([c.train.x[rng.permutation(len(c.train))[:each]] for c in clients])[:count]
@@ -128,7 +126,7 @@ def sample(clients: Sequence[ClientData], count: int, seed: int) -> NDArray[np.u
 def compare(
     payload: bytes, payload_int8: bytes, clients: Sequence[ClientData], classes: int, unit_norm: bool
 ) -> Figures:
-    """Compare both extractors on clients' data: heads are fitted on training, evaluated on validation (or test) images."""
+    """Compare both extractors on clients' data: heads are fitted on training, evaluated on validation (or test) samples."""
     fp32, int8 = Session(payload), Session(payload_int8)
     cosines: list[float] = []
     accuracies: list[tuple[float, float]] = []
@@ -144,18 +142,18 @@ def compare(
         accuracies.append((accuracy, accuracy_int8))
     if not accuracies:
         raise ArtefactError(
-            "int8: no client has held-out images to evaluate it on", consequence="not released"
+            "int8: no client has held-out samples to evaluate it on", consequence="not released"
         )
     mean, mean_int8 = np.mean(accuracies, axis=0)
-    image = clients[0].train.x[:1]
+    first = clients[0].train.x[:1]
     return Figures(
         cosine=float(np.mean(cosines)),
         accuracy=float(mean),
         accuracy_int8=float(mean_int8),
         bytes=len(payload),
         bytes_int8=len(payload_int8),
-        latency_ms=fp32.latency_ms(image),
-        latency_int8_ms=int8.latency_ms(image),
+        latency_ms=fp32.latency_ms(first),
+        latency_int8_ms=int8.latency_ms(first),
     )
 
 
@@ -185,23 +183,24 @@ def quantiser(
     return make
 
 
-def quantiser_without_pictures(
+def quantiser_without_data(
     input: InputSpec, gate: QuantiseConfig, seed: int, report: Callable[[str], None]
 ) -> Quantiser:
-    """A quantiser calibrated on synthetic images; the cosine is that on others of them, and the loss of accuracy is unknown (0)."""
+    """A quantiser calibrated on synthetic samples; the cosine is that on others of them, and the loss of accuracy is unknown (0)."""
 
     def make(onnx: bytes, classes: int, unit_norm: bool) -> QuantisedExtractor | None:
-        images = modalities.of(input.kind).synthetic(input, SYNTHETIC + BATCH, seed)
-        int8 = quantise(onnx, images[:SYNTHETIC])
-        cosine = _cosine(*(Session(each).features(images[SYNTHETIC:]) for each in (onnx, int8)))
+        x, many = (
+            modalities.of(input.kind).synthetic(input, SYNTHETIC + BATCH, seed),
+            ABOUT[input.kind].samples,
+        )
+        int8 = quantise(onnx, x[:SYNTHETIC])
+        cosine = _cosine(*(Session(each).features(x[SYNTHETIC:]) for each in (onnx, int8)))
         if not cosine >= gate.min_cosine:
             report(
-                f"int8 is not published: cosine {cosine:.4f} on synthetic images, at least {gate.min_cosine:g}"
+                f"int8 is not published: cosine {cosine:.4f} on synthetic {many}, at least {gate.min_cosine:g}"
             )
             return None
-        report(
-            f"int8: calibrated without pictures, on synthetic images: cosine {cosine:.4f}, accuracy unknown"
-        )
+        report(f"int8: calibrated without data, on synthetic {many}: cosine {cosine:.4f}, accuracy unknown")
         return QuantisedExtractor(int8, cosine, 0.0)
 
     return make
@@ -219,36 +218,27 @@ def _accuracy(
     return float((head.predict(z[1]) == held_out.y).mean())
 
 
-def pictures(folder: Path, classes: Sequence[str], input: InputSpec, seed: int = 0) -> ClientData:
-    """Pictures of FOLDER/CLASS, at most MOST_PER_CLASS each, for training and validation. Raises DataError for fewer than two classes."""
-    if not folder.is_dir():
-        raise DataError(f"{text(folder)}: no such folder; expected one folder of pictures per class in it")
-    by_class: dict[str, list[Path]] = {composed(name): [] for name in classes}
-    for path in walk(folder).files:
-        name = class_of(path.parent.name)
-        if (
-            path.parent.parent == folder
-            and path.suffix.lower() in ABOUT["picture"].suffixes
-            and name in by_class
-        ):
-            by_class[name].append(path)
-    bits = depth_of([path for files in by_class.values() for path in files]).bits
-    rng = generator(seed, "release.pictures")
-    images, labels, held_out = [], [], []
-    for label, files in enumerate(by_class.values()):
-        chosen = rng.permutation(len(files))[:MOST_PER_CLASS]
-        for number, index in enumerate(sorted(chosen)):
-            try:
-                images.append(decode(files[index], input, bits=bits))
-            except UnusableFileError:
-                continue
-            labels.append(label)
-            held_out.append(number % HELD_OUT == HELD_OUT - 1)
-    if len(set(labels)) < 2 or not any(held_out):
+def labelled(folder: Path, classes: Sequence[str], input: InputSpec, seed: int = 0) -> ClientData:
+    """Samples of FOLDER/CLASS, at most MOST_PER_CLASS each, for training and validation. Raises DataError for fewer than two classes."""
+    names = [composed(name) for name in classes]
+    rng, files, counts = generator(seed, "release.pictures"), [], []
+    found = sample_folders.find(folder, input.kind).files
+    for name in names:
+        own = [file for file in found if file.class_name == name]
+        chosen = sorted(rng.permutation(len(own))[:MOST_PER_CLASS])
+        files += [own[index] for index in chosen]
+        counts.append(len(chosen))
+    x, numbers, _ = sample_folders.read(files, input, MOST_PER_CLASS)
+    y, held_out, kept = np.repeat(np.arange(len(names)), counts)[numbers], np.zeros(len(x), bool), []
+    for label in np.unique(y):
+        rows = np.flatnonzero(y == label)
+        kept.append(np.sort(rng.permutation(rows)[:MOST_PER_CLASS]))
+        held_out[kept[-1][HELD_OUT - 1 :: HELD_OUT]] = True
+    if len(kept) < 2 or not held_out.any():
         raise DataError(
-            f"{text(folder)}: {len(images)} pictures of {len(set(labels))} of the classes {', '.join(classes)};"
+            f"{text(folder)}: {len(x)} {ABOUT[input.kind].samples} of {len(kept)} of the classes {', '.join(classes)};"
             f" expected at least {HELD_OUT} in each of two folders named after classes, to calibrate int8"
         )
-    samples, held = Samples(np.stack(images), np.array(labels, np.int64)), np.array(held_out)
-    empty = samples.take(np.empty(0, np.int64))
-    return ClientData(samples.take(np.flatnonzero(~held)), samples.take(np.flatnonzero(held)), empty)
+    rows, samples = np.concatenate(kept), Samples(x, y)
+    empty = samples.take(rows[:0])
+    return ClientData(samples.take(rows[~held_out[rows]]), samples.take(rows[held_out[rows]]), empty)

@@ -189,7 +189,7 @@ class Gate:
         self.dropped = 0
         if not evidence.comparisons:
             log.info(
-                "round %d: no client of the panel has validation images; the round was not compared",
+                "round %d: no client of the panel has validation samples; the round was not compared",
                 candidate.round,
             )
             return candidate.shared, None

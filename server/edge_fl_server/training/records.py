@@ -31,7 +31,7 @@ class RoundVerdict(Struct, frozen=True, forbid_unknown_fields=True):
     bytes_down: int = 0
 
     def __str__(self) -> str:
-        fell = f"accuracy {100 * self.change:+.0f} points ({self.lost} images lost, {self.gained} gained of {self.images}"
+        fell = f"accuracy {100 * self.change:+.0f} points ({self.lost} samples lost, {self.gained} gained of {self.images}"
         fell += f" on {self.clients} devices; {-100 * self.margin:.0f} would count)"
         match self.outcome:
             case "repaired":

@@ -1,7 +1,7 @@
 """A study: a recipe with its dataset and the split of the dataset over clients. Methods are compared on the same study.
 
-Its clients can be stored for any process: the method's spec, all images once, and the split. A store is written to a folder once; any
-number of processes memory-map its images. Clients are built on access.
+Its clients can be stored for any process: the method's spec, all samples once, and the split. A store is written to a folder once; any
+number of processes memory-map its samples. Clients are built on access.
 """
 
 import hashlib
@@ -13,27 +13,34 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from edge_fl import models
-from edge_fl.config import MethodConfig, MethodSpec
+from edge_fl import modalities, models
+from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
 from edge_fl.data import datasets, partition, split_file
 from edge_fl.data.class_names import require_class_names
 from edge_fl.data.partition import Split
 from edge_fl.data.samples import Array, ClientData, Dataset, Labels, Samples
-from edge_fl.errors import ConfigError, DataError
-from edge_fl.inputs import InputSpec
+from edge_fl.errors import ConfigError, DataError, shortened
+from edge_fl.inputs import InputSpec, Kind
 from edge_fl.methods import PRETRAINED
 from edge_fl.methods.contract.client import Client
-from edge_fl.modalities import pictures
+from edge_fl.modalities import ABOUT
 from edge_fl.seeds import generator
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training.clients import ClientId
 
 X, Y, SPLIT, SETTINGS = "x.npy", "y.npy", "split.npz", "settings.json"
+NETWORKS: dict[Kind, str] = {
+    "picture": ModelConfig().name,
+    "series": "cnn1d",
+    "audio": "audio-cnn",
+    "table": "mlp",
+}
+"""The network of a recipe without [model], by the kind of its samples."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """A recipe, its dataset, and which images each client has."""
+    """A recipe, its dataset, and which samples each client has."""
 
     recipe: Recipe
     dataset: Dataset = field(repr=False)
@@ -93,9 +100,10 @@ def prepare(recipe: Recipe) -> Study:
 def of_dataset(recipe: Recipe, dataset: Dataset, given: split_file.Rows | None = None) -> Study:
     """Split a loaded dataset; a split that is given (`given`, or a file) determines the recipe's number of clients. Raises DataError.
 
-    The images are resized if the recipe or its backbone declares another input.
+    Pictures are resized if the recipe or its backbone declares another input.
     """
-    dataset = _resized(dataset, declared_input(recipe))
+    recipe = _with_network(recipe, dataset.kind)
+    dataset = _fitted(dataset, declared_input(recipe))
     split = partition.split_clients(dataset, recipe.data, recipe.seed, given)
     data = msgspec.structs.replace(recipe.data, clients=len(split.clients))
     return Study(msgspec.structs.replace(recipe, data=data), dataset, split)
@@ -106,6 +114,11 @@ def method_spec(recipe: Recipe, input: InputSpec, classes: Sequence[str]) -> Met
     if recipe.method.name == PRETRAINED and recipe.source != "none":
         raise ConfigError(
             f'method {PRETRAINED!r} with source {recipe.source!r}: it trains nothing; expected source = "none", or another method'
+        )
+    if input.kind != "picture" and recipe.method.augment != "none":
+        raise ConfigError(
+            f'[method] augment = "{recipe.method.augment}": it changes pictures, but the samples are {ABOUT[input.kind].samples};'
+            ' expected "none"'
         )
     return MethodSpec(
         model=models.with_pinned_weights(recipe.model),
@@ -121,7 +134,7 @@ def method_spec(recipe: Recipe, input: InputSpec, classes: Sequence[str]) -> Met
 
 
 def declared_input(recipe: Recipe) -> InputSpec | None:
-    """The input that the recipe or its backbone declares; None where it is that of the dataset's images."""
+    """The input that the recipe or its backbone declares; None where it is that of the dataset's samples."""
     return recipe.input or models.backbone_input(recipe.model)
 
 
@@ -135,7 +148,10 @@ def without_data(recipe: Recipe) -> tuple[Recipe, MethodSpec]:
         recipe = msgspec.structs.replace(recipe, rounds=0, method=method)
     elif not recipe.data.classes:
         dataset = datasets.load(recipe.data.dataset, Path(recipe.data.data_dir))
+        recipe = _with_network(recipe, dataset.kind)
         return recipe, method_spec(recipe, declared_input(recipe) or dataset.input, dataset.classes)
+    if recipe.input:
+        recipe = _with_network(recipe, recipe.input.kind)
     where = f"source {recipe.source!r}"
     if not recipe.data.classes:
         raise ConfigError(f'{where}: expected the class names, [data] classes = ["cat", "dog"]')
@@ -149,11 +165,29 @@ def without_data(recipe: Recipe) -> tuple[Recipe, MethodSpec]:
     return recipe, method_spec(recipe, input, recipe.data.classes)
 
 
-def _resized(dataset: Dataset, input: InputSpec | None) -> Dataset:
-    if input is None or input.shape == dataset.samples.shape:
+def _with_network(recipe: Recipe, kind: Kind) -> Recipe:
+    """The recipe with the network for a kind of samples, where it has no [model] of its own."""
+    model = ModelConfig(NETWORKS[kind]) if recipe.model == ModelConfig() else recipe.model
+    return msgspec.structs.replace(recipe, model=model)
+
+
+def _fitted(dataset: Dataset, input: InputSpec | None) -> Dataset:
+    own = dataset.given
+    if input is None or (input.shape == dataset.samples.shape and input.kind == dataset.kind == "picture"):
         return dataset
-    samples = Samples(pictures.fit(dataset.samples.x, input), dataset.samples.y)
-    return replace(dataset, samples=samples)
+    others = own and own.names and input.names and own.names != input.names
+    if own and (others or (own.axes, own.rate) != (input.axes, input.rate)):
+        raise DataError(
+            f"{dataset.name}: {_described(own)}, but the recipe's input or model takes {_described(input)}"
+        )
+    x = modalities.of(dataset.kind).fit(dataset.samples.x, input, dataset.name)
+    return replace(dataset, samples=replace(dataset.samples, x=x))
+
+
+def _described(input: InputSpec) -> str:
+    rate = f" at {input.rate:g} Hz" * bool(input.rate)
+    names = f" of {shortened(input.names, 10)}" * bool(input.names)
+    return f"{ABOUT[input.kind].samples} {list(input.shape)}{rate}{names}"
 
 
 class ClientSettings(msgspec.Struct, frozen=True):
@@ -166,7 +200,7 @@ class ClientSettings(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class ClientStore(Mapping[ClientId, Client]):
-    """The clients of a run by id, each built on access from its rows of `x` uint8 [N, C, H, W] and `y` [N]."""
+    """The clients of a run by id, each built on access from its rows of `x` [N, ...] and `y` [N]."""
 
     settings: ClientSettings
     x: Array
@@ -189,7 +223,7 @@ class ClientStore(Mapping[ClientId, Client]):
 
     @classmethod
     def load(cls, folder: Path, device: str = "cpu") -> "ClientStore":
-        """Open a saved store; images are memory-mapped."""
+        """Open a saved store; samples are memory-mapped."""
         settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=ClientSettings)
         x, y = np.load(folder / X, mmap_mode="r"), np.load(folder / Y)
         return cls(settings, x, y, Split.load(folder / SPLIT), device)

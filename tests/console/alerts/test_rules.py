@@ -95,7 +95,7 @@ def test_devices_with_drift_quarantine_a_full_disk_or_an_old_certificate_are_nam
     add(place, "b", why="enospc", capability={"drift": 0.0, "disk_free_mb": 9000, "certificate_until": later})
     add(place, "c")
     registered_devices.quarantine(place.db, "main", "c", "flooding")
-    assert found(place, "drift") == {"a": "images drifted by 2.5 standard deviations"}
+    assert found(place, "drift") == {"a": "samples drifted by 2.5 standard deviations"}
     assert found(place, "drift", 3.0) == {}
     assert found(place, "quarantine") == {"c": "flooding"}
     assert found(place, "disk") == {"a": "90 MB free", "b": alerted("enospc")}
@@ -105,7 +105,7 @@ def test_devices_with_drift_quarantine_a_full_disk_or_an_old_certificate_are_nam
 def test_what_a_device_says_makes_no_alert_unreadable(place: RulePlace) -> None:
     add(place, "a", capability={"drift": 1e12})
     add(place, "b", "alert", why="x" * 2000)
-    assert found(place, "drift") == {"a": "images drifted by more than 100 standard deviations"}
+    assert found(place, "drift") == {"a": "samples drifted by more than 100 standard deviations"}
     assert found(place, "failing") == {"b": cut_prose("x" * 2000)}
 
 

@@ -168,10 +168,10 @@ def test_equal_ends_have_one_label_and_places_have_their_names() -> None:
 @pytest.mark.parametrize(
     ("after", "images", "samples", "drift", "expected"),
     [
-        (0.889, 27, 73, 0.0, "3 of 27 images wrong; may be chance."),
-        (0.6, 27, 73, 0.0, "11 of 27 images wrong; more than chance. No likely cause"),
+        (0.889, 27, 73, 0.0, "3 of 27 samples wrong; may be chance."),
+        (0.6, 27, 73, 0.0, "11 of 27 samples wrong; more than chance. No likely cause"),
         (0.6, 27, 40, 0.0, "more than chance. Likely cause: few samples"),
-        (0.6, 27, 40, 1.3, "Likely cause: its images have changed"),
+        (0.6, 27, 40, 1.3, "Likely cause: its samples have changed"),
     ],
 )
 def test_a_device_is_compared_with_the_others_on_its_release(
@@ -191,7 +191,7 @@ def test_a_device_is_compared_with_the_others_on_its_release(
     assert page is not None and page.median_samples == 90
     shown = device.comparison(page)
     mean = (after + 3 * 0.95) / 4
-    assert f"{100 * after:.1f} % of 27 test images (one image is 3.7 points)" in shown and expected in shown
+    assert f"{100 * after:.1f} % of 27 test samples (one sample is 3.7 points)" in shown and expected in shown
     assert f"release 2: {100 * mean:.1f} % (n = 4)" in shown and "in 1 of 2 classes" in shown
     best = device.read(db, "main", "pi-1")
     assert best is not None and "cause" not in device.comparison(best)

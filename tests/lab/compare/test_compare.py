@@ -221,7 +221,7 @@ def test_tables_are_saved_as_text_csv_markdown_latex_and_json(
         "digits, dirichlet 0.5",
         "digits, iid",
     ]
-    assert verdicts.count("of the test images (mean over 1 seed, 3 pairs of client and seed)") == 2
+    assert verdicts.count("of the test samples (mean over 1 seed, 3 pairs of client and seed)") == 2
     records = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
     assert [(r["method"], r["partition"]) for r in records][3:5] == [
         ("fedrep", "dirichlet 0.5"),

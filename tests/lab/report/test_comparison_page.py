@@ -46,7 +46,7 @@ def test_the_method_is_chosen_by_validation_and_compared_on_the_same_clients() -
         "fedavg",
     )  # ditto's test accuracy counts for nothing
     assert comparison_page.verdict(found) == (
-        "Of 5 methods fedrep has the highest validation accuracy and classifies 71.7 % of the test images"
+        "Of 5 methods fedrep has the highest validation accuracy and classifies 71.7 % of the test samples"
         " (mean over 3 seeds, 12 pairs of client and seed) correctly, +10.0 points compared with fedavg"
         " (95 % CI +10.0 to +10.0, n = 3 seeds)."
     )

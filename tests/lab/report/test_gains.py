@@ -94,7 +94,7 @@ def test_a_run_without_a_baseline_says_so_and_names_its_lowest_client() -> None:
     assert facts.verdict("repper", "completed", 3, groups) == (
         f"repper reaches a mean accuracy of 80.0 % over 2 clients. {facts.NO_BASELINE}"
     )
-    assert facts.lowest(groups) == "Lowest: c1, 70.0 % of 20 test images."
+    assert facts.lowest(groups) == "Lowest: c1, 70.0 % of 20 test samples."
     assert facts.lowest([]) == ""
 
 

@@ -247,7 +247,7 @@ def test_a_round_that_made_devices_worse_is_named_with_who_did_it(results: Resul
     (worse,) = facts.of_run(results, [], []).worse
     assert (worse.round, worse.outcome, worse.named) == (6, "repaired", "pi-07")
     for text in (page.markdown(facts.of_run(results, [], [])), page.html(facts.of_run(results, [], []))):
-        assert "accuracy -52 points (71 images lost, 2 gained of 135 on 20 devices; -10 would count)" in text
+        assert "accuracy -52 points (71 samples lost, 2 gained of 135 on 20 devices; -10 would count)" in text
 
 
 def test_the_traffic_of_devices_is_that_of_their_table(results: Results) -> None:

@@ -69,7 +69,7 @@ def test_predictions_of_the_trained_model_give_the_reported_accuracy() -> None:
             assert right == result.accuracy[result.clients.index(client)]
     with pytest.raises(EdgeFLError, match=r"client 'c009' did not train \(did you mean 'c00"):
         result.predict("c009", IMAGES)
-    with pytest.raises(EdgeFLError, match=r"images of \[1, 4, 8\], expected \[1, 8, 8\]"):
+    with pytest.raises(EdgeFLError, match=r"pictures of \[1, 4, 8\], expected \[1, 8, 8\]"):
         result.predict("c000", IMAGES[:, :4])
 
 
@@ -156,9 +156,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "flat images": ({"images": IMAGES[:, 0]}, r"images of shape \[120, 8\], expected \[N, H, W\]"),
     "pixels": ({"images": IMAGES * 2.0}, r"float64 images range over .*, expected 0\.\.1"),
     "labels": ({"labels": LABELS[1:]}, "120 pictures but 119 labels, expected one label per picture"),
-    "no labels": ({"labels": None}, "images without labels, expected both"),
+    "no labels": ({"labels": None}, "samples without labels, expected both"),
     "float labels": ({"labels": LABELS / 2}, r"labels are float64 \[120\], expected whole numbers"),
-    "ragged": ({"images": [[1, 2], [3]], "labels": [0, 1]}, "expected images of one shape"),
+    "ragged": ({"images": [[1, 2], [3]], "labels": [0, 1]}, "expected pictures of one shape"),
     "test": ({"test": (IMAGES,)}, r"test: 1 values, expected \(images, labels\)"),
     "test shape": ({"test": (IMAGES[:, :4], LABELS)}, r"\[1, 8, 8\] and \[1, 4, 8\], expected one shape"),
     "clients": ({"clients": CLIENTS[1:]}, r"clients: int64 \[119\], expected .* each of the 120 samples"),

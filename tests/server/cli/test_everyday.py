@@ -111,7 +111,7 @@ def test_the_list_is_sorted_by_a_column_and_says_why_a_device_may_be_bad(stage: 
     assert [row["device"] for row in (worst, best, unmeasured)] == ["b", "a", "c"]
     assert (
         worst["reason"]
-        == f"its images have changed since its head was fitted; it serves release 1, the fleet 2; {few}"
+        == f"its samples have changed since its head was fitted; it serves release 1, the fleet 2; {few}"
     )
     assert worst["measured"] == "head: x; 512 MB" and not best["reason"]
     assert str(unmeasured["reason"]).startswith("lost: not connected; enospc: ")
@@ -161,7 +161,7 @@ def test_two_releases_are_compared_on_the_same_devices_as_on_the_dashboard(
     assert said.startswith(
         "release 2 compared with 1: +16.7 points (95 % CI -40.7 to +74.0, n = 3), 66.7 % -> 83.3 %"
     )
-    assert said.strip().endswith("on the same images: not distinguishable from chance")
+    assert said.strip().endswith("on the same samples: not distinguishable from chance")
     assert rows(capsys, "release", "compare", *place) == (found, said), "by default the one in service"
     with closing(Database.existing(tmp_path / "server" / "registry.sqlite")) as db:
         rollouts.begin(db, "main", 1, previous=2)

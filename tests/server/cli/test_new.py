@@ -60,7 +60,7 @@ def test_folders_are_compared_in_one_unicode_form_and_similar_ones_are_named(pic
 def test_classes_are_the_folders_with_pictures_and_everything_else_is_named(pictures, capsys):
     assert main(["new", "pets", "--images", "pictures", *SMALL]) == 0
     said = capsys.readouterr()
-    assert said.out.splitlines() == new.NEXT.format(path="pets.toml").splitlines()
+    assert said.out.splitlines() == new.NEXT.format(path="pets.toml", data="PICTURES").splitlines()
     lines = said.err.splitlines()
     assert lines[:2] == ["cat: 2 pictures", "dog house: 1 picture"]
     assert "pictures/empty: no pictures in it, so it is no class" in lines

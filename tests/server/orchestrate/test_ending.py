@@ -71,7 +71,7 @@ def test_without_a_figure_it_says_so(tmp_path: Path) -> None:
     ]
     alone = {"pi-1": MEASURED["pi-1"] | {metrics.LOCAL_ONLY: float("nan")}}
     assert ending.accuracy(alone).endswith(
-        "; gain not measured: no device measured another model on the same images"
+        "; gain not measured: no device measured another model on the same samples"
     )
 
 

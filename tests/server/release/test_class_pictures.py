@@ -24,7 +24,7 @@ def folder(tmp_path):
 
 
 def test_pictures_of_the_classes_are_resized_and_every_fourth_is_held_out(folder):
-    data = quantise.pictures(folder, CLASSES, INPUT)
+    data = quantise.labelled(folder, CLASSES, INPUT)
     assert data.train.shape == (3, 8, 8)
     assert data.train.counts(3).tolist() == [6, 3, 0]
     assert data.validation.counts(3).tolist() == [2, 1, 0]
@@ -32,12 +32,12 @@ def test_pictures_of_the_classes_are_resized_and_every_fourth_is_held_out(folder
 
 def test_classes_are_compared_in_one_unicode_form(folder):
     (folder / "dog").rename(folder / unicodedata.normalize("NFD", "müll"))
-    data = quantise.pictures(folder, ("cat", "müll"), INPUT)
+    data = quantise.labelled(folder, ("cat", "müll"), INPUT)
     assert data.train.counts(2).tolist() == [6, 3]
 
 
 def test_fewer_than_two_classes_are_one_line(folder):
     with pytest.raises(DataError, match="0 pictures of 0 of the classes cow, pig"):
-        quantise.pictures(folder, ("cow", "pig"), INPUT)
+        quantise.labelled(folder, ("cow", "pig"), INPUT)
     with pytest.raises(DataError, match="no such folder"):
-        quantise.pictures(folder / "absent", CLASSES, INPUT)
+        quantise.labelled(folder / "absent", CLASSES, INPUT)

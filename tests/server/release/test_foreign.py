@@ -7,7 +7,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from edge_fl import modalities
 from edge_fl.errors import InputError
+from edge_fl.inputs import InputSpec
 from edge_fl.release.onnx_form import IR_VERSION, OPSET
 from edge_fl_server.release import foreign_child
 from edge_fl_server.release.foreign import ForeignInput, Reference, convert
@@ -19,7 +21,8 @@ from tests.devices.graphs import DIM, WEIGHTS, constant, graph
 
 PIXELS = graphs.images(5).astype(np.float32) / 255
 FEATURES = PIXELS.reshape(5, -1) @ WEIGHTS
-PLAIN = ForeignInput()
+PLAIN, AS_IS = ForeignInput(), ((0.0,), (1.0,))
+LEVELS = graphs.images(5)
 QUICK = ForeignLimits(memory_mb=512, cpu_s=60, deadline_s=100)
 
 
@@ -130,6 +133,36 @@ def test_mean_and_std_become_part_of_the_graph(file):
     assert np.allclose(Session(found.onnx).run(PIXELS), expected, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("shape", "given", "input"),
+    [
+        (
+            (2, 8),
+            ForeignInput((1.0, -2.0), (4.0, 3.0), rate=50, names=("x", "y")),
+            InputSpec((2, 8), (1.0, -2.0), (4.0, 3.0), "CT", "float32", rate=50, hop=4, names=("x", "y")),
+        ),
+        ((2, "t"), ForeignInput(size=8, rate=9, hop=2), InputSpec((2, 8), *AS_IS, "CT", "float32", rate=9, hop=2)),
+        ((16,), ForeignInput(rate=9), InputSpec((16,), *AS_IS, "T", "float32", rate=9, hop=16)),
+        ((16,), ForeignInput((0.5,), (2.0,)), InputSpec((16,), (0.5,), (2.0,), "F", "float32")),
+    ],
+)  # fmt: skip
+def test_a_series_audio_and_a_table_are_described_by_their_shape_and_rate(
+    file, tmp_path, shape, given, input
+):
+    path, x = (
+        file(graph(input_shape=("n", *shape))),
+        modalities.noise(LEVELS.reshape(-1, *input.shape), input),
+    )
+    mean, std = (
+        np.reshape(np.broadcast_to(values, input.channels), (-1, *(1 for _ in input.shape[1:])))
+        for values in (input.mean, input.std)
+    )
+    expected = ((x - mean) / std).reshape(5, -1) @ WEIGHTS
+    np.savez(reference := tmp_path / "reference.npz", x=x, features=expected)
+    found = foreign_child.read(path, given, reference, QUICK)
+    assert found.input == input and found == convert(path, given)
+
+
 def test_a_free_size_is_the_given_one(file):
     payload = graph(input_shape=("n", 1, "h", "w"))
     assert convert(file(payload), ForeignInput(size=4)).input.shape == (1, 4, 4)
@@ -165,8 +198,16 @@ def test_features_equal_those_of_a_reference(file):
             edited(graph(), with_type("output", TensorProto.INT64)),
             r"is int64 \[n, 3\], expected float features",
         ),
-        (edited(graph(), without_shape("input")), "is float of any rank, expected four dimensions"),
-        (graph(input_shape=("n", 16)), r"is float \[n, 16\], expected four dimensions"),
+        (
+            edited(graph(), without_shape("input")),
+            r"is float of any rank, expected float \[N, C, H, W\], \[N, C, T\]",
+        ),
+        (graph(input_shape=("n", 2, 8)), r"is float \[n, 2, 8\], a series: expected --rate"),
+        (
+            graph(input_shape=("n", 2, 2, 2, 2)),
+            r"expected float \[N, C, H, W\], \[N, C, T\], \[N, T\] or \[N, F\]",
+        ),
+        (graph(input_shape=("n", 16_000)), "at most 1024 channels or columns.*; of audio, --rate"),
         (
             graph(input_shape=("n", 24, 24, 3)),
             r"expected \[N, C, H, W\] with 1 or 3 channels \(it has channels",
@@ -174,10 +215,10 @@ def test_features_equal_those_of_a_reference(file):
         (graphs.never_returns(), "has no fixed rank"),
         (reshaped(-1, DIM, 2, 2), r"is float \[\?, 3, 2, 2\], expected features \[N, d\] or \[N, d, 1, 1\]"),
         (reshaped(-1, 1, DIM), r"is float \[\?, 1, 3\], expected features \[N, d\].*pool over"),
-        (reshaped(1, DIM), r"is float \[1, 3\] for any number of images.*batch is fixed.*dynamic_axes"),
+        (reshaped(1, DIM), r"is float \[1, 3\] for any number of samples.*batch is fixed.*dynamic_axes"),
         (mean_of_batch(), r"differ by .* between batches of 1 and 4"),
-        (graphs.gives_nan(), r"12 of 12 features of random images are not finite"),
-        (graph(weights=np.zeros_like(WEIGHTS)), "the same features for all images"),
+        (graphs.gives_nan(), r"12 of 12 features of constant and random pictures are not finite"),
+        (graph(weights=np.zeros_like(WEIGHTS)), "the same features for all pictures"),
         (graph(opset=6, ir=3), "opset 6"),
     ],
 )
@@ -195,6 +236,7 @@ def test_every_bad_kind_is_one_line(file, payload, said):
         (ForeignInput(mean=(0.5,)), "expected both --mean and --std"),
         (ForeignInput((0.5, 0.5), (0.5, 0.5)), "--mean has 2 values, expected 1 or 1"),
         (ForeignInput((0.5,), (0.0,)), "expected values above 0"),
+        (ForeignInput(rate=50), "rate 50, hop 0 with axes 'CHW'"),
         (ForeignInput(size=5), r"is float \[n, 1, 4, 4\], but --size is 5"),
     ],
 )

@@ -131,7 +131,7 @@ def test_each_gate_detects_its_harm(outcomes: list[Outcome], gate: str) -> None:
         ),
         (
             [Outcome("", 0, 0, 0, slower) for slower in (3.0, 6.0, 4.5, 5.0, 4.0)],
-            "latency: an image takes 4.50 times as long",
+            "latency: a sample takes 4.50 times as long",
         ),
         (
             [Outcome("", 400, 16, 0), Outcome("", 400, 12, 0), Outcome("", 400, 20, 0)] * 4,

@@ -77,10 +77,14 @@ def test_a_variant_that_misses_the_gate_is_not_published(tiny: Any) -> None:
 def test_without_pictures_calibration_is_on_synthetic_images(tiny: Any) -> None:
     _, _, onnx = tiny
     said: list[str] = []
-    found = quantise.quantiser_without_pictures(GREY, GATE, 1, said.append)(onnx, 10, False)
-    assert found and found.cosine > GATE.min_cosine and "calibrated without pictures" in said[0]
+    found = quantise.quantiser_without_data(GREY, GATE, 1, said.append)(onnx, 10, False)
+    assert (
+        found
+        and found.cosine > GATE.min_cosine
+        and "calibrated without data, on synthetic pictures" in said[0]
+    )
     strict = QuantiseConfig(int8=True, min_cosine=1.0)
-    assert quantise.quantiser_without_pictures(GREY, strict, 1, said.append)(onnx, 10, False) is None
+    assert quantise.quantiser_without_data(GREY, strict, 1, said.append)(onnx, 10, False) is None
     assert "int8 is not published: cosine 0.9" in said[1]
     images = pictures.synthetic(InputSpec((3, 16, 24)), 4, seed=1)
     assert images.shape == (4, 3, 16, 24) and images.dtype == np.uint8 and 20 < images.std() < 90
@@ -123,7 +127,7 @@ def test_invalid_models_and_clients_without_images_are_reported(tiny: Any) -> No
     without_images = [
         ClientData(*(samples.take(np.empty(0, np.int64)) for samples in 3 * [clients(GREY, 1)[0].train]))
     ]
-    with pytest.raises(ArtefactError, match="no client has held-out images"):
+    with pytest.raises(ArtefactError, match="no client has held-out samples"):
         compare(onnx, onnx, without_images, 10, False)
 
 

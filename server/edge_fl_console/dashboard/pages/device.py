@@ -151,8 +151,8 @@ def run_name(run: str) -> str:
 
 
 CHANCE = 0.025
-"""Least probability of so few correct images at the fleet's mean that may be chance: the end of an exact 95 % interval."""
-CHECK = "On the device, 'edge-fl device doctor' checks its data, and 'edge-fl device predict' shows the class of a picture that you know."
+"""Least probability of so few correct samples at the fleet's mean that may be chance: the end of an exact 95 % interval."""
+CHECK = "On the device, 'edge-fl device doctor' checks its data, and 'edge-fl device predict' shows the class of a file that you know."
 FEW_SAMPLES = 0.5  # of the fleet's median
 REPORTS = (
     PageColumn("Received, UTC", "received_at", clock),
@@ -268,7 +268,7 @@ def comparison(page: DevicePage) -> str:
         return ""
     able, images = page.able, int(newest.metrics.get(TEST_SAMPLES, 0))
     counts, samples = able.get("samples_per_class") or (), int(able.get("samples", 0))
-    of = f" of {number(images)} test images (one image is {100 / images:.1f} points)" if images else ""
+    of = f" of {number(images)} test samples (one sample is {100 / images:.1f} points)" if images else ""
     said = [
         f"{share(newest.after)} %{of}; mean of all devices on release {page.record.release}:"
         f" {share(page.fleet.after)} % (n = {number(page.fleet.measured)}).",
@@ -283,11 +283,11 @@ def comparison(page: DevicePage) -> str:
 def _cause(page: DevicePage, own: float, mean: float, images: int, samples: int) -> str:
     """Why the accuracy may be below the mean, from what the device reports."""
     if page.able.get("drift"):
-        return "Likely cause: its images have changed since its head was fitted."
+        return "Likely cause: its samples have changed since its head was fitted."
     said = ""
     if images:
         wrong = round((1 - own) * images)
-        said = f"{number(wrong)} of {number(images)} images wrong; "
+        said = f"{number(wrong)} of {number(images)} samples wrong; "
         if float(bdtr(images - wrong, images, mean)) > CHANCE:
             return f"{said}may be chance."
         said += "more than chance. "

@@ -255,7 +255,7 @@ HEALTH = {
     "disk": ("warn", "with a full disk, or little space"),
     "certificate": ("warn", "whose certificate ends soon"),
     "restarts": ("warn", "whose agent starts again and again"),
-    "drift": ("warn", "with images that have changed since the head was fitted"),
+    "drift": ("warn", "with samples that have changed since the head was fitted"),
     "outlier": ("warn", "with an update that differs strongly from the others'"),
 }
 """Kind of rule that watches devices -> its colour, and what is wrong with them."""
@@ -357,7 +357,7 @@ def gained(page: Overview) -> str:
     )
     if not rows:
         rows.append(
-            "<li>Not measured yet: it takes devices that measured their personal model and a baseline on the same images.</li>"
+            "<li>Not measured yet: it takes devices that measured their personal model and a baseline on the same samples.</li>"
         )
     if not local:
         rows.append(

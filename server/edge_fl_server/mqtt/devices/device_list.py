@@ -176,7 +176,7 @@ def _reasons(device: RosterDevice, record: DeviceRecord | None, served: int) -> 
     if record and record.outlier_score >= 1:
         yield "its newest update differs strongly from the others'"
     if capability and capability.drift:
-        yield "its images have changed since its head was fitted"
+        yield "its samples have changed since its head was fitted"
     if state and state.release and served and state.release != served:
         yield f"it serves release {state.release}, the fleet {served}"
     yield from capability.notes[BOARD_NOTES:] if capability else ()

@@ -7,7 +7,7 @@ of looks. `false_abort` is divided among the gates (Bonferroni).
 
     mean      half of the devices lose accuracy, `mean_loss` or more
     decile    10 % of the devices lose `decile_loss` or more, the others nothing: the fleet's bottom decile falls
-    latency   half of the devices need `slower` times as long for an image; less than `SHORTEST_MS` counts as that
+    latency   half of the devices need `slower` times as long for a sample; less than `SHORTEST_MS` counts as that
     failures  `FAILURE_RATE` of the devices cannot run the release, compared with `NORMAL_FAILURE_RATE`
     fleet     as mean, of the fleet's head alone, which devices without labels serve; where labels correct it, mean and decile see nothing
     pooled    most of the devices lose accuracy, `mean_loss` or more: no gate, but no stage completes while `doubt` objects
@@ -196,7 +196,7 @@ def _fleet_summary(outcomes: list[Outcome]) -> str:
 
 def _latency_summary(outcomes: list[Outcome]) -> str:
     ratios = sorted(outcome.slower for outcome in outcomes if outcome.slower)
-    return f"an image takes {ratios[len(ratios) // 2]:.2f} times as long"
+    return f"a sample takes {ratios[len(ratios) // 2]:.2f} times as long"
 
 
 def _failure_summary(outcomes: list[Outcome]) -> str:
