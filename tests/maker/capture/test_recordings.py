@@ -71,6 +71,8 @@ def test_a_pool_keeps_recordings_as_they_are_and_rejects_copies_and_other_files(
     assert pool.add(audio.wav(np.zeros(800, np.float32), 8000), "e", "audio").why == "unusable"
     pool.input = CLIPS
     assert pool.add(audio.wav(np.zeros(800, np.float32), 8000), "e").name.endswith(".wav")
+    assert len(pool.names()) == 1  # those of another kind stay, but are not offered
+    pool.input = None
     assert len(pool.names()) == 3
 
 

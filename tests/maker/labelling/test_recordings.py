@@ -1,5 +1,7 @@
 """The label page of devices that learn from recordings: previews, suggestions, sound, and what is said of unusable files."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
@@ -142,3 +144,10 @@ def test_rows_of_a_table_are_not_labelled_here(tmp_path: Path) -> None:
     with desk(config) as site:
         view = site.request("GET", "/api/label/view?client=me")[1]
         assert (view["kind"], view["item"], view["unlabelled"]) == ("table", None, 0)
+
+
+def test_the_service_loads_neither_pillow_nor_mqtt_before_it_needs_them() -> None:
+    code = "import sys, edge_fl_maker.labelling.serve; sys.stdout.write(' '.join(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    unwanted = {"PIL", "paho", "edge_fl.modalities.audio", "edge_fl.modalities.series"}
+    assert not unwanted.intersection(loaded.split())
