@@ -73,15 +73,9 @@ def read(
 
     bits: not used.
     """
-    if input:
-        require_kind(input, "series", "recording")
-    sheet = columns.read(path, limits, input.channels if input else 0)
-    t, clocks = _clock(sheet, input)
-    x = sheet.values(input, clocks)
+    t, x, measured, remarks = recorded(path, input, limits)
     if input is None:
         return Reading(x[None].astype(np.float32))
-    remarks = list(_quality(x, input.names))
-    t, x, measured = _ordered(t, x, sheet.rate or input.rate, remarks)
     if abs(measured / input.rate - 1) > TOLERANCE:
         remarks.append(f"{measured:.4g} Hz, resampled to {input.rate:g} Hz")
     parts = _parts(t, measured, input.rate, remarks)
@@ -96,6 +90,19 @@ def read(
         seconds = f"{longest / input.rate:.4g} s without a gap, a window takes {window / input.rate:.4g} s"
         raise UnusableFileError(path, "shorter than a window", "; ".join([seconds, *remarks]))
     return Reading(found, tuple(remarks))
+
+
+def recorded(
+    path: Source, input: InputSpec | None, limits: FileLimits = LIMITS
+) -> tuple[Numbers, Numbers, float, list[str]]:
+    """Return times [n] in seconds, the values [C, n] at them, their rate in Hz, and remarks on them. Raises UnusableFileError."""
+    if input:
+        require_kind(input, "series", "recording")
+    sheet = columns.read(path, limits, input.channels if input else 0)
+    t, clocks = _clock(sheet, input)
+    x = sheet.values(input, clocks)
+    remarks = list(_quality(x, input.names if input else ()))
+    return (*_ordered(t, x, sheet.rate or (input.rate if input else 1.0), remarks), remarks)
 
 
 class Description(NamedTuple):

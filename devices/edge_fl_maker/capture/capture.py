@@ -7,18 +7,14 @@ The budget is used up by the agent and this process together. Then the source is
 
 from __future__ import annotations
 
-import csv
 import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from io import StringIO
-from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Union
 
-import numpy as np
 from msgspec.structs import replace
 
 from edge_fl import threads
@@ -28,20 +24,21 @@ from edge_fl.files.folder import walk
 from edge_fl.files.paths import text
 from edge_fl.fleet.remote_settings import Budget
 from edge_fl.inputs import InputSpec, Kind
-from edge_fl.modalities import ABOUT, audio
+from edge_fl.modalities import ABOUT
 from edge_fl_devices.board import usage
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.config import MB, CaptureConfig
 from edge_fl_maker.capture.camera import LIMITS, Camera, CameraLimits
 from edge_fl_maker.capture.pools import Added, Pool, jpeg
-from edge_fl_maker.capture.streams import MICROPHONE_RATE, SOURCES, Stream
-from edge_fl_maker.capture.timeline import Piece, pieces
+
+if TYPE_CHECKING:
+    from edge_fl_maker.capture.recordings import StreamFiles
 
 log = logging.getLogger(__name__)
 
 CAMERA, WATCH = "camera:", "watch:"
+STREAMS = ("mqtt:", "mqtts:", "alsa:", "python:")
 LARGEST_BYTES = 32 * MB
-RECORDING_S = 60.0
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 State = Literal["off", "capturing", "waiting", "paused", "disk full", "not writable"]
 
@@ -107,44 +104,7 @@ class FolderFiles:
         return found
 
 
-class StreamFiles(Stream):
-    """Recordings without a gap of RECORDING_S at most: WAV of a microphone, CSV with times of all else.
-
-    They have the channels of `input`, or before the first release all that have numbers.
-    """
-
-    def __init__(self, source: str, input: InputSpec | None, notify: Callable[[str], None]) -> None:
-        super().__init__(source, input, notify)
-        self._kind: Kind = "audio" if source.startswith("alsa:") else input.kind if input else "series"
-        self._pieces, self._parts, self._ended = pieces(self, input), list[Piece](), list[bytes]()
-
-    def take(self) -> Iterator[Captured]:
-        """Yield the recordings as they end, until the stream does."""
-        for piece in chain([None], self._pieces, [None]):
-            parts = self._parts
-            if parts and (piece is None or piece.fresh or piece.times[-1] - parts[0].times[0] > RECORDING_S):
-                self._ended.append(self._encoded())
-                parts.clear()
-            if piece:
-                parts.append(piece)
-            while self._ended:
-                yield Captured(self._ended[0], self.name, self._kind)
-                self._ended.pop(0)
-
-    def _encoded(self) -> bytes:
-        times = np.concatenate([part.times for part in self._parts])
-        values = np.concatenate([part.values for part in self._parts], axis=1)
-        if self._kind == "audio":
-            return audio.wav(values[0].astype(np.float32), self.input.rate if self.input else MICROPHONE_RATE)
-        file = StringIO()
-        table = csv.writer(file)
-        table.writerow(["time", *self._parts[0].names])
-        for time, row in zip(times, values.T, strict=True):
-            table.writerow([f"{time:.6f}", *(f"{value:.7g}" for value in row)])
-        return file.getvalue().encode()
-
-
-FileSource = CameraFiles | FolderFiles | StreamFiles
+FileSource = Union[CameraFiles, FolderFiles, "StreamFiles"]
 """`take` yields the files that are there now; one that is not followed by a request for the next is yielded again later. `interrupted`:
 the source gives none at present.
 """
@@ -156,7 +116,9 @@ def open_source(
     """Open the `source` of a capture configuration, for a release that takes `input`. Raises InputError or ConnectError."""
     if source.startswith(WATCH):
         return FolderFiles(Path(source.removeprefix(WATCH)), input.kind if input else "picture")
-    if source.partition(":")[0] in SOURCES:
+    if source.startswith(STREAMS):
+        from edge_fl_maker.capture.recordings import StreamFiles
+
         return StreamFiles(source, input, notify)
     return CameraFiles(source.removeprefix(CAMERA), limits=limits, notify=notify)
 

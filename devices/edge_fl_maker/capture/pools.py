@@ -36,7 +36,7 @@ from edge_fl.files.disk import locked, reporting, require_space
 from edge_fl.files.paths import is_utf8, text
 from edge_fl.files.shared import make_folder, open_private
 from edge_fl.inputs import InputSpec, Kind
-from edge_fl.modalities import UnusableFileError, pictures
+from edge_fl.modalities import ABOUT, UnusableFileError
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.config import MB, CaptureConfig
 
@@ -47,6 +47,7 @@ INDEX = "index.jsonl"
 STARTS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG\r\n": ".png"}
 RECORDINGS = {b"RIFF": ".wav", b"fLaC": ".flac", b"PK\3\4": ".npz", b"PAR1": ".parquet", b"": ".csv"}
 """Suffixes by how files begin."""
+SUFFIXES = frozenset({*STARTS.values(), *RECORDINGS.values()})
 REMEMBERED = 5000
 SLACK = 0.05
 SPARE_BYTES = 64 * MB
@@ -62,6 +63,8 @@ Order = Callable[[Sequence[str]], Sequence[str]]
 
 def difference_hash(picture: bytes) -> str:
     """Return the hash of a picture file, 64 bits as hexadecimal digits. Raises UnusableFileError if it cannot be decoded."""
+    from edge_fl.modalities import pictures  # here, as below: other devices need no Pillow
+
     bits, _ = pictures.bits_used(BytesIO(picture))  # which of two levels is higher does not depend on them
     grey = pictures.decode(BytesIO(picture), GRID, bits=max(8, bits) if bits else 0)[0].astype(np.int16)
     return np.packbits(np.diff(grey, axis=1) > 0).tobytes().hex()
@@ -140,8 +143,9 @@ class Pool:
             return Added("", "disk full" if error.why == Failure.ENOSPC else "not writable", error.message)
 
     def names(self) -> list[str]:
-        """Return the names of all pictures, sorted."""
-        return sorted(self._sizes())
+        """Return the names of all files of the kind that the release takes, sorted."""
+        suffixes = ABOUT[self.input.kind].suffixes if self.input else SUFFIXES
+        return sorted(name for name in self._sizes() if Path(name).suffix in suffixes)
 
     def path(self, name: str) -> Path:
         """Return the file of a picture. Raises DataError if it is not in the pool."""
@@ -333,6 +337,8 @@ class _Lines:
 
 def jpeg(pixels: NDArray[np.uint8]) -> bytes:
     """Encode pixels, grey [H, W] or RGB [H, W, 3]."""
+    from edge_fl.modalities import pictures
+
     return pictures.jpeg(pixels, JPEG_QUALITY)
 
 
@@ -341,6 +347,8 @@ def _storable(picture: bytes) -> tuple[bytes, str]:
     for start, suffix in STARTS.items():
         if picture.startswith(start):
             return picture, suffix
+    from edge_fl.modalities import pictures
+
     bits, colour = pictures.bits_used(BytesIO(picture))
     if bits and not colour:  # a JPEG has 8 bits, and which of them to keep is the learner's to know
         return pictures.grey_png(BytesIO(picture)), ".png"
@@ -350,12 +358,7 @@ def _storable(picture: bytes) -> tuple[bytes, str]:
 
 def _is_name(name: str) -> bool:
     """Whether this can be a picture of the pool; a page could not name one that is no text."""
-    return (
-        Path(name).suffix in {*STARTS.values(), *RECORDINGS.values()}
-        and not name.startswith(".")
-        and "/" not in name
-        and is_utf8(name)
-    )
+    return Path(name).suffix in SUFFIXES and not name.startswith(".") and "/" not in name and is_utf8(name)
 
 
 def _entry(line: bytes) -> PoolEntry | None:

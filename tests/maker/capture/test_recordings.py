@@ -13,9 +13,10 @@ from edge_fl.inputs import InputSpec
 from edge_fl.modalities import audio, series
 from edge_fl_devices.config import POOL, CaptureConfig, convert
 from edge_fl_maker.capture import capture as captures
-from edge_fl_maker.capture import pools
-from edge_fl_maker.capture.capture import Capture, StreamFiles
+from edge_fl_maker.capture import pools, recordings
+from edge_fl_maker.capture.capture import Capture
 from edge_fl_maker.capture.pools import Pool
+from edge_fl_maker.capture.recordings import StreamFiles
 from tests.maker.capture.scenes import scene
 from tests.maker.capture.test_capture import wait_until
 from tests.maker.wrist import INPUT, RATE
@@ -70,6 +71,8 @@ def test_a_pool_keeps_recordings_as_they_are_and_rejects_copies_and_other_files(
     assert pool.add(audio.wav(np.zeros(800, np.float32), 8000), "e", "audio").why == "unusable"
     pool.input = CLIPS
     assert pool.add(audio.wav(np.zeros(800, np.float32), 8000), "e").name.endswith(".wav")
+    assert len(pool.names()) == 1  # those of another kind stay, but are not offered
+    pool.input = None
     assert len(pool.names()) == 3
 
 
@@ -77,7 +80,7 @@ def test_capture_fills_the_pool_and_follows_a_release_with_other_channels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(captures, "MIN_RETRY_S", 0.05)
-    monkeypatch.setattr(captures, "RECORDING_S", 2.0)
+    monkeypatch.setattr(recordings, "RECORDING_S", 2.0)
     notes: list[str] = []
     config = CaptureConfig(f"python:{__name__}:endless", every_s=0.1)
     pool = Pool(tmp_path / POOL, config)
