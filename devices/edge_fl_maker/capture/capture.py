@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Union
+from typing import TYPE_CHECKING, Literal, Union
 
 from msgspec.structs import replace
 
@@ -29,7 +29,8 @@ from edge_fl_devices.board import usage
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.config import MB, CaptureConfig
 from edge_fl_maker.capture.camera import LIMITS, Camera, CameraLimits
-from edge_fl_maker.capture.pools import Added, Pool, jpeg
+from edge_fl_maker.capture.pools import Added, Captured, Pool, jpeg
+from edge_fl_maker.capture.streams import SOURCES
 
 if TYPE_CHECKING:
     from edge_fl_maker.capture.recordings import StreamFiles
@@ -37,18 +38,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CAMERA, WATCH = "camera:", "watch:"
-STREAMS = ("mqtt:", "mqtts:", "alsa:", "python:")
 LARGEST_BYTES = 32 * MB
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 State = Literal["off", "capturing", "waiting", "paused", "disk full", "not writable"]
-
-
-class Captured(NamedTuple):
-    """A file, where it comes from, and what it holds, if the source says it."""
-
-    content: bytes
-    source: str
-    kind: Kind | None = None
 
 
 class CameraFiles(Camera):
@@ -116,8 +108,8 @@ def open_source(
     """Open the `source` of a capture configuration, for a release that takes `input`. Raises InputError or ConnectError."""
     if source.startswith(WATCH):
         return FolderFiles(Path(source.removeprefix(WATCH)), input.kind if input else "picture")
-    if source.startswith(STREAMS):
-        from edge_fl_maker.capture.recordings import StreamFiles
+    if source.partition(":")[0] in SOURCES:
+        from edge_fl_maker.capture.recordings import StreamFiles  # here: others need no recordings
 
         return StreamFiles(source, input, notify)
     return CameraFiles(source.removeprefix(CAMERA), limits=limits, notify=notify)

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -74,6 +74,14 @@ def is_near_duplicate(hash: str, known: Iterable[int]) -> bool:
     """Whether at most MAX_DIFFERENT_BITS bits differ from one of the `known` hashes, which are numbers."""
     bits = int(hash, 16)
     return any((bits ^ each).bit_count() <= MAX_DIFFERENT_BITS for each in known)
+
+
+class Captured(NamedTuple):
+    """A file, where it comes from, and what it holds, if the source says it."""
+
+    content: bytes
+    source: str
+    kind: Kind | None = None
 
 
 @dataclass(frozen=True, slots=True)

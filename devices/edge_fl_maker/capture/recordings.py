@@ -1,4 +1,4 @@
-"""Recordings of streams for the pool, apart from `capture`, so that devices of pictures do not load the client of MQTT."""
+"""Recordings of streams for the pool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from edge_fl.inputs import InputSpec, Kind
 from edge_fl.modalities import audio
-from edge_fl_maker.capture.capture import Captured
+from edge_fl_maker.capture.pools import Captured
 from edge_fl_maker.capture.streams import MICROPHONE_RATE, Stream
 from edge_fl_maker.capture.timeline import Piece, pieces
 
