@@ -9,10 +9,9 @@ from edge_fl.errors import InputError
 
 
 class Consensus:
-    """The `state` that K of the last N predictions have, more than any other one, for at least `for_s` seconds; given as "K/N".
+    """The `state` that K of the last N predictions have, more than any other one, for at least `for_s` seconds; `given` as "K/N".
 
-    A state stays until another one wins. Votes from before a change do not count, so two changes are at least K predictions apart. `flips`
-    counts the changes from one state to another. Raises InputError.
+    It stays until another one wins. Votes from before a change do not count, so changes, `flips`, are at least K predictions apart.
     """
 
     def __init__(self, given: str, for_s: float = 0.0) -> None:

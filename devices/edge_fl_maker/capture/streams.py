@@ -156,14 +156,11 @@ def number(value: Any) -> float:
 def seconds(value: object) -> float | None:
     """The time that a value is: a number of s, ms, µs or ns, or a text as in ISO 8601; None of all else."""
     found = number(value)
-    if math.isnan(found):
-        try:
-            return datetime.fromisoformat(str(value)).timestamp()
-        except (ValueError, OverflowError):
-            return None
+    with suppress(ValueError, OverflowError):
+        found = datetime.fromisoformat(str(value)).timestamp() if math.isnan(found) else found
     while found > 1e11:
         found /= 1000
-    return found
+    return None if math.isnan(found) else found
 
 
 def _mqtt(stream: Stream, source: str) -> None:
