@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from edge_fl.inputs import InputSpec, Kind
 from edge_fl.modalities import UnusableFileError
 
-Values = NDArray[np.float32]
+Values = NDArray[np.floating[Any]]
 KEPT = 8
 """Previews in memory, of at most about 200 kB each: those of the file on a screen and of the next ones, on two pages."""
 COLUMNS = 500
