@@ -356,6 +356,39 @@ def test_device_files_are_made_with_the_owner_of_their_folder() -> None:
     assert found == []
 
 
+PIXELS = re.compile(r"\b(uint8|255|CHW)\b")
+OF_PICTURES = (
+    "edge_fl/inputs.py",
+    "edge_fl/learn/augment.py",
+    "edge_fl/learn/pictures.py",
+    "edge_fl/modalities/",
+    "edge_fl/models/",
+)
+"""What may know pixels: the contract, the modalities, and torch code for pictures."""
+OTHER_BYTES = {
+    "devices/edge_fl_devices/flash/card_contents.py": "longest name of a file on a card",
+    "devices/edge_fl_devices/flash/targets/ssh.py": "exit code of ssh",
+    "devices/edge_fl_maker/labelling/moves.py": "longest name of a file",
+    "edge_fl/heads/probability_calibration.py": "true or false in a file",
+    "edge_fl/secure/fixed_point.py": "bytes of masked numbers",
+    "edge_fl/wire/tensors.py": "bytes of tensors, and the longest name of one",
+}
+"""Unrelated uses, with what they are."""
+STILL_PICTURES = {
+    "devices/edge_fl_maker/capture/camera.py",
+    "devices/edge_fl_maker/capture/pools.py",
+    "devices/edge_fl_maker/watch.py",
+}
+"""To do: modules that still take pictures only."""
+
+
+def test_nothing_else_knows_pixels() -> None:
+    """What a sample is made of, only `edge_fl.inputs` and `edge_fl.modalities` know; all else asks them."""
+    having = {str(path.relative_to(ROOT)) for path in SOURCES if PIXELS.search(path.read_text())}
+    having = {path for path in having if not path.startswith(OF_PICTURES)}
+    assert having == {*OTHER_BYTES, *STILL_PICTURES}
+
+
 def test_one_module_opens_pictures() -> None:
     homes = (
         "edge_fl/modalities/pictures.py",
@@ -560,8 +593,9 @@ def test_nothing_that_grows_with_the_data_is_called_before_the_agent_is_ready() 
     assert calls_before_ready(ast.parse(broken)) & READS_DATA == {"inspect", "look"}
 
 
-def test_the_agent_of_a_head_only_device_loads_nothing_that_decodes_pictures() -> None:
-    command = "import sys, edge_fl_devices.runtime.run_device; sys.exit('PIL' in sys.modules)"
+def test_what_decodes_pictures_is_loaded_for_pictures_only() -> None:
+    loaded = "edge_fl_devices.runtime.run_device, edge_fl_devices.features.child_main, edge_fl_devices.serving.predict"
+    command = f"import sys, {loaded}; sys.exit('PIL' in sys.modules)"
     subprocess.run([sys.executable, "-c", command], check=True, timeout=60)
 
 

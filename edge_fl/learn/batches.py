@@ -57,7 +57,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Batches:
-    """x uint8 [N, C, H, W] or float32 features [N, d]; y int64 [N]; `run`, `round` and `client` seed every draw.
+    """x [N, ...] are samples or features [N, d]; y int64 [N]; `run`, `round` and `client` seed every draw.
 
     `stragglers`: the probability that the client runs only some of the epochs in a round. `augment`: the augmentation of training images,
     by name; features are never augmented.

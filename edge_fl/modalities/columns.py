@@ -137,6 +137,7 @@ def _from_npz(source: Source, file: BinaryIO, limits: FileLimits, channels: int)
     with np.load(file, allow_pickle=False) as opened:
         arrays: dict[str, Array] = {name: opened[name] for name in opened.files}
     rate, names = float(arrays.pop("rate", np.zeros(()))), arrays.pop("names", np.empty(0))
+    rate = rate if 0 < rate < np.inf else 0.0
     if "x" not in arrays:
         return _from_arrays(source, list(arrays.items()), rate)
     x = np.atleast_2d(arrays["x"])
@@ -179,12 +180,12 @@ def _from_text(source: Source, content: str) -> Columns:
     if first is None:
         raise UnusableFileError(source, "empty", "no rows in it")
     header, after = [cell.strip() for cell in first[1]], chain([first], rows)
+    while header and not header[-1]:  # a delimiter at the end
+        header.pop()
     if any(cell and not isinstance(_typed([cell]), list) for cell in header):
-        header = [""] * width
+        header = [""] * len(header)
     else:
         next(after)
-    while any(header) and not header[-1]:  # a delimiter at the end
-        header.pop()
     parts: list[list[Numbers | list[str]]] = [[] for _ in header]
     lines = array("L")
     while block := list(islice(after, BLOCK)):

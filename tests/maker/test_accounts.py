@@ -128,15 +128,15 @@ def test_every_account_labels_reads_and_deletes_what_every_other_one_has_made(bo
 
 @pytest.mark.parametrize("who", ["root", "agent"])
 def test_doctor_really_tries_as_the_agent_and_its_remedy_works(board: Board, who: str) -> None:
-    found = board.doctor(board.account(who))["pictures"]
+    found = board.doctor(board.account(who))["data folder"]
     assert found["state"] == "failed" and board.agent.name in found["found"]
     assert "cannot write (Permission denied)" in found["found"]
     assert main(["device", "share", "--dir", str(board.folder), "--group", board.agent.name]) == 0
-    assert board.doctor(board.account(who))["pictures"]["state"] == "ok"
+    assert board.doctor(board.account(who))["data folder"]["state"] == "ok"
     hidden = board.pictures / "a" / "hidden.png"
     hidden.write_bytes(b"x")
     hidden.chmod(0o600)
-    found = board.doctor(board.account(who))["pictures"]
+    found = board.doctor(board.account(who))["data folder"]
     assert f"{hidden}: cannot read" in found["found"]
     assert not list(board.pictures.rglob(".edge-fl-*")), "nothing is left behind"
 
@@ -147,13 +147,13 @@ def test_doctor_names_the_folder_that_the_agent_may_not_enter(board: Board) -> N
     shared.share(board.pictures, board.agent.name)
     os.chown(board.pictures, board.user.uid, board.user.gid)
     board.pictures.chmod(0o700)
-    found = board.doctor(ROOT)["pictures"]
+    found = board.doctor(ROOT)["data folder"]
     assert found["state"] == "failed" and "Permission denied" in found["found"]
     locked = above / "locked"
     locked.mkdir(mode=0o700)
     board.pictures.rename(locked / "images")
     found = Board(board.home, board.folder, locked / "images", board.agent, board.user).doctor(ROOT)[
-        "pictures"
+        "data folder"
     ]
     assert f"may not enter {locked}" in found["remedy"] and "/srv/images" in found["remedy"]
 

@@ -55,24 +55,26 @@ def accounts(config: DeviceConfig) -> Iterator[DeviceCheck]:
     elif folder.is_dir():
         yield DeviceCheck("own folder", "ok", f"all of {paths.text(folder)} belongs to {account.name}")
     if config.reads_folder:
-        yield _pictures(Path(location.parsed(config.data)[1]), account)
+        yield _data_folder(Path(location.parsed(config.data)[1]), account)
 
 
-def _pictures(data: Path, account: _Account) -> DeviceCheck:
+def _data_folder(data: Path, account: _Account) -> DeviceCheck:
     if not data.is_dir():
-        return DeviceCheck("pictures", "skipped", f"{paths.text(data)} does not exist")
+        return DeviceCheck("data folder", "skipped", f"{paths.text(data)} does not exist")
     found = _probe(data, account)
     if not found:
         return DeviceCheck(
-            "pictures", "ok", f"{account.name} can read, label and delete all of {paths.text(data)}"
+            "data folder", "ok", f"{account.name} can read, label and delete all of {paths.text(data)}"
         )
     remedy = f"give {account.name} access to {paths.text(data)}, for example with a common group"
     if account.name == installation.ACCOUNT:
         remedy = "sudo edge-fl device share"
     if blocked := _blocked(data, account):
-        remedy = f"{account.name} may not enter {paths.text(blocked)}: move the pictures, for example to /srv/images"
+        remedy = (
+            f"{account.name} may not enter {paths.text(blocked)}: move the data, for example to /srv/images"
+        )
     return DeviceCheck(
-        "pictures", "failed", f"as {account.name}: {shortened(found, MAX_NAMED, '; ')}", remedy
+        "data folder", "failed", f"as {account.name}: {shortened(found, MAX_NAMED, '; ')}", remedy
     )
 
 

@@ -195,7 +195,7 @@ class FleetConfig:
 
     The fleet stops after `duration_s`. With `until_idle` it also stops when nothing is left to do and the server has gone, or when nothing
     has happened for `idle_s`; it does not stop before a server has been online. `ids` are the device names, for fleets with certificates,
-    which are in folders of these names below `identities`. `own_labels`: training images of a head-only device, in a random order (None:
+    which are in folders of these names below `identities`. `own_labels`: training samples of a head-only device, in a random order (None:
     all).
     """
 
@@ -303,7 +303,7 @@ class DeviceFactory:
         )
 
     def _data(self, number: int) -> ClientData:
-        """The data of a device; a head-only one has `own_labels` training images, the first ones of a fixed random order."""
+        """The data of a device; a head-only one has `own_labels` training samples, the first ones of a fixed random order."""
         data, most = self._split.client(self._dataset, self._split.clients[number]), self._config.own_labels
         if most is None or number in self._full:
             return data

@@ -331,7 +331,7 @@ def test_an_empty_source_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="1 in a folder that is not in the class list"):
         loaded(str(tmp_path), DataSpec(PETS, GREY))
     picture(tmp_path / "cat" / "0.png", 0)
-    with pytest.raises(DataError, match="1 usable picture, expected 2 or more"):
+    with pytest.raises(DataError, match="1 usable sample, expected 2 or more"):
         loaded(str(tmp_path), DataSpec(PETS, GREY))
 
 
@@ -354,11 +354,11 @@ def test_limits_hold(tmp_path: Path) -> None:
 
 
 def test_an_extractor_of_other_data_than_pictures_is_rejected(tmp_path: Path) -> None:
-    sequence = InputSpec((9, 128), axes="CT", dtype="float32")
+    series = InputSpec((9, 128), axes="CT", dtype="float32", rate=50.0, hop=64)
     with pytest.raises(
-        DataError, match=r"takes float32 \[9, 128\] with axes CT; expected pictures, uint8 CHW"
+        DataError, match=r"files are pictures \(picture\), but the release takes windows \(series\)"
     ):
-        loaded(str(pets(tmp_path)), DataSpec(PETS, sequence))
+        loaded(str(pets(tmp_path)), DataSpec(PETS, series))
 
 
 @pytest.mark.parametrize("source", ["nowhere", "foldr:x", "npz:nowhere.npz", "folder:nowhere", "nowhere.npz"])

@@ -87,9 +87,9 @@ def test_the_agent_prints_a_line_a_minute(
         display.update()
     lines = capsys.readouterr().err.splitlines()
     assert [line[:34] for line in lines] == [
-        "pi-1: features of 5 of 1,000 pictu",
-        "pi-1: features of 65 of 1,000 pict",
-        "pi-1: features of 125 of 1,000 pic",
+        "pi-1: features of 5 of 1,000 files",
+        "pi-1: features of 65 of 1,000 file",
+        "pi-1: features of 125 of 1,000 fil",
     ]
 
 

@@ -293,7 +293,7 @@ def test_the_status_names_misspelt_folders_and_classes_that_lost_their_images(
         (["predict", "missing.png", "--dir", "HERE"], "no such file"),
         (["predict", "missing.png", "--dir", "nowhere"], "no personal model"),
         (["predict", "HERE", "--dir", "HERE"], "no picture"),
-        (["predict", "--dir", "HERE"], "Missing argument 'PICTURES'"),
+        (["predict", "--dir", "HERE"], "Missing argument 'FILES'"),
         (["status", "--dir", "nowhere"], "no such folder"),
         (["run"], "id"),
         (["run", "--id", "Pi 1", "--data", "x"], "id = 'Pi 1': expected 1 to 32"),

@@ -87,9 +87,20 @@ def through_bytes(parts: Parts) -> Parts:
     return from_arrays(tensors.unpack(tensors.pack(to_arrays(parts))))
 
 
-@cache
+@pytest.fixture(autouse=True, params=["picture", "series"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test runs on pictures and on a series."""
+    monkeypatch.setattr(toy, "kind", request.param)
+    return str(request.param)
+
+
 def ran(name: str) -> toy.Federation:
     """Two rounds of all clients; read only."""
+    return _ran(name, toy.kind)
+
+
+@cache
+def _ran(name: str, kind: str) -> toy.Federation:
     return toy.federate(toy.method(name))
 
 
