@@ -174,7 +174,7 @@ def test_other_samples_than_images_are_jittered_and_hidden_in_time(shape: tuple[
     x = torch.ones(shape)
     seen = augmented("jitter", x, KEY)
     assert seen.shape == x.shape and 0.02 < (seen - 1).abs().mean() < 0.2 and jitter(x, KEY).equal(seen)
-    hidden = hide_patches(x, KEY, 0.6, torch.zeros(shape[1:-1] + (1,)))
+    hidden = hide_patches(x, KEY, 0.6, torch.zeros((*shape[1:-1], 1)))
     assert hidden.shape == x.shape and hidden.reshape(6, -1, 20)[:, 0].sum(1).tolist() == [8.0] * 6
     assert hidden.reshape(6, -1, 5, 4).std((1, 3)).max() == 0
 
