@@ -20,22 +20,24 @@ from edge_fl.fleet.remote_settings import BrokerAddress, SharedSettings
 from edge_fl.heads import auto
 from edge_fl.secure.floors import SumFloors
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
-from edge_fl_devices.data.location import is_file
 from edge_fl_devices.storage import read_json
 
 MB = 2**20
-CAPTURE_SOURCE = re.compile(r"camera:\d+|(rtsps?|https?)://\S+|watch:/.+")
+CAPTURE_SOURCE = re.compile(r"camera:\d+|(rtsps?|https?|mqtts?)://\S+|alsa:\S+|python:[\w.]+:\w+|watch:/.+")
 FOLDER, SETTINGS = "device", "settings.json"
 POOL = "unlabelled"
 """In a device's folder: the pictures without a label."""
+SINGLE_FILES = {".npz": "npz", ".csv": "table"}
+"""Kinds of data sources that are one file, by suffix."""
 
 
 class CaptureConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where pictures without labels come from, and how many are kept.
+    """Where files without labels come from, and how many are kept.
 
-    `source` is "camera:NUMBER", the address of a stream (rtsp:// or http://), or "watch:/FOLDER", whose new pictures are copied; "": none.
-    `every_s` is the shortest time between two pictures of one source, and the interval of looks into a watched folder. `max_pictures` and
-    `max_mb` both limit the pool; the disk may hold less, of which a part stays free (`pool.SPARE_BYTES`).
+    `source` is "camera:NUMBER", the address of a stream (rtsp://, http://, mqtt://, alsa: or python:), or "watch:/FOLDER", whose new files
+    are copied; "": none. `every_s` is the shortest time between two files of one source, and the interval of looks into a watched folder.
+    `max_pictures`, of files of any kind, and `max_mb` both limit the pool; the disk may hold less, of which a part stays free
+    (`pool.SPARE_BYTES`).
     """
 
     source: str = ""
@@ -46,7 +48,7 @@ class CaptureConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.source and not CAPTURE_SOURCE.fullmatch(self.source):
             raise ValueError(
-                f"source {self.source!r}: expected camera:0, rtsp://..., http://... or watch:/folder"
+                f"source {self.source!r}: expected camera:0, rtsp://..., http://..., mqtt://..., alsa:..., python:... or watch:/folder"
             )
 
     @property
@@ -97,8 +99,8 @@ class DeviceConfig(SharedSettings, frozen=True, forbid_unknown_fields=True):
     `head` "auto" selects the kind with the best validation accuracy within `head_budget_s`. `balanced` weights all classes equally. With
     `guard` a new model that is worse on held-out samples does not replace the served one.
     `classes` limits data and predictions to these classes (empty: all; "own": predictions to those with own labels), `keep` the data to
-    this many samples (0: all), selected by `policy`. Every `watch_s` seconds the device looks for new samples (0: never); while they keep
-    coming, the pauses between fits grow to `refit_every_s`.
+    this many files of a folder, or samples of other sources (0: all), selected by `policy`. Every `watch_s` seconds the device looks for
+    new samples (0: never); while they keep coming, the pauses between fits grow to `refit_every_s`.
     `epsilon` limits the total privacy loss of its updates at delta 1e-5, whatever a run allows (0: the run's limit).
     `precision` "auto" selects the int8 extractor where float32 needs too much memory or more than `latency_ms` per sample.
     With fewer than `cross_validate_below` samples in a folder the head is fitted on all of them, and its accuracy is cross-validated.
@@ -139,7 +141,7 @@ class DeviceConfig(SharedSettings, frozen=True, forbid_unknown_fields=True):
     def reads_folder(self) -> bool:
         """Whether the data are a folder, whose samples have no split of their own."""
         kind, colon, _ = self.data.partition(":")
-        return kind == "folder" if colon else not is_file(self.data)
+        return kind == "folder" if colon else self.data[-4:] not in SINGLE_FILES
 
 
 def with_certificate_name(tree: dict[str, object], where: str) -> dict[str, object]:

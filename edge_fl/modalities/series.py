@@ -81,21 +81,15 @@ def read(
 
     bits: not used.
     """
-    if input:
-        require_kind(input, "series", "recording")
-    sheet = columns.read(path, limits, input.channels if input else 0)
-    t, clocks = _clock(sheet, input)
-    x = sheet.values(input, clocks)
+    t, x, measured, remarks = recorded(path, input, limits)
     if input is None:
         return Reading(x[None].astype(np.float32))
-    remarks = list(_quality(x, input.names))
-    t, x, measured = _ordered(t, x, sheet.rate or input.rate, remarks)
     if abs(measured / input.rate - 1) > TOLERANCE:
         remarks.append(f"{measured:.4g} Hz, resampled to {input.rate:g} Hz")
     parts = _parts(t, measured, input.rate, remarks)
     length = sum(t[part][-1] - t[part][0] for part in parts) * input.rate
     require_memory(path, length * len(x) * (16 + 8 * input.window / input.hop), limits)
-    pieces = [_at_rate(t[part], x[:, part], measured, input.rate) for part in parts]
+    pieces = [at_rate(t[part], x[:, part], measured, input.rate) for part in parts]
     found = np.concatenate(
         [np.empty((0, *input.shape), np.float32), *(windows(piece, input) for piece in pieces)]
     )
@@ -104,6 +98,19 @@ def read(
         seconds = f"{longest / input.rate:.4g} s without a gap, a window takes {window / input.rate:.4g} s"
         raise UnusableFileError(path, "shorter than a window", "; ".join([seconds, *remarks]))
     return Reading(found, tuple(remarks))
+
+
+def recorded(
+    path: Source, input: InputSpec | None, limits: FileLimits = LIMITS
+) -> tuple[Numbers, Numbers, float, list[str]]:
+    """Return times [n] in seconds, the values [C, n] at them, their rate in Hz, and remarks on them. Raises UnusableFileError."""
+    if input:
+        require_kind(input, "series", "recording")
+    sheet = columns.read(path, limits, input.channels if input else 0)
+    t, clocks = _clock(sheet, input)
+    x = sheet.values(input, clocks)
+    remarks = list(_quality(x, input.names if input else ()))
+    return (*_ordered(t, x, sheet.rate or (input.rate if input else 1.0), remarks), remarks)
 
 
 class Description(NamedTuple):
@@ -264,7 +271,7 @@ def _parts(t: Numbers, measured: float, rate: float, remarks: list[str]) -> list
     return [slice(start, stop) for start, stop in pairwise(edges) if stop > start]
 
 
-def _at_rate(t: Numbers, x: Numbers, measured: float, rate: float) -> Windows:
+def at_rate(t: Numbers, x: Numbers, measured: float, rate: float) -> Windows:
     """Return the values [C, n] at a rate in Hz from values x [C, m] at times t."""
     even = len(t) < 2 or np.diff(t).max() <= 1.5 / measured
     if even and abs(measured / rate - 1) <= TOLERANCE:

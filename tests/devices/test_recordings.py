@@ -7,34 +7,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from edge_fl.blob import split
 from edge_fl.cli import main
 from edge_fl.data import grouping
 from edge_fl.errors import DataError
 from edge_fl.failures import Failure
 from edge_fl.inputs import InputSpec
-from edge_fl.release.manifests import Manifest
-from edge_fl.wire.messages import Assignment
-from edge_fl_devices.agent.effects import Fit
-from edge_fl_devices.agent.events import Event
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import load, record, sources
 from edge_fl_devices.data.load import SampleStream
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
 from edge_fl_devices.doctor import status
-from edge_fl_devices.features.extractor import runtime
-from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.serving.predict import Predictor
-from edge_fl_devices.storage.slots import Slots
-from edge_fl_devices.storage.store import Store
-from edge_fl_devices.workers.fits import FitSettings
-from edge_fl_devices.workers.head import HeadWorker
-from edge_fl_devices.workers.head_fitting import fit_here
 from tests.devices import graphs
 from tests.devices.loading import loaded
-from tests.devices.recordings import PAYLOAD, SERIES, manifest, recording, recordings
+from tests.devices.recordings import CLASSES, PAYLOAD, SERIES, fit, install, manifest, recording, recordings
 
-CLASSES = ("lying", "standing")
 SPEC = DataSpec(CLASSES, SERIES)
 
 
@@ -43,24 +30,6 @@ def config(tmp_path: Path) -> DeviceConfig:
     return DeviceConfig(
         "watch", f"folder:{recordings(tmp_path / 'data')}", folder=str(tmp_path / "pi"), tier="head"
     )
-
-
-def install(home: Path, payload: bytes, released: Manifest) -> None:
-    slots = Slots(home / "release")
-    slots.prepare(released)
-    for index, chunk in enumerate(split(payload, released.extractor.chunk_bytes)):
-        slots.sink(released.extractor).add(index, bytes(chunk))
-    slots.install(released)
-
-
-def fit(config: DeviceConfig, release: int = 1) -> Event:
-    home = Path(config.folder)
-    loader = LocalFeatureLoader(load.streamer(config), home)
-    worker = HeadWorker(
-        config.id, Store(home), FitSettings("logistic"), loader=loader, fitter=fit_here, runtime=runtime
-    )
-    worker.boot()
-    return worker.perform(Fit(Assignment(1, "serve", id=f"rel-{release}", release=release), "boot", 0), None)
 
 
 def test_recordings_are_counted_fitted_and_predicted_window_by_window(
@@ -85,6 +54,9 @@ def test_recordings_are_counted_fitted_and_predicted_window_by_window(
     np.savez(tmp_path / "recording.npz", x=np.ones((50, 2)), rate=25.0)
     assert [each.name for each in Predictor(home).read(tmp_path / "windows.npz")][1] == "windows.npz[1]"
     assert len(list(Predictor(home).read(tmp_path / "recording.npz"))) == 2
+    (photo := tmp_path / "photo.png").touch()
+    with pytest.raises(DataError, match=r"pictures \(picture\), but the release takes windows \(series\)"):
+        next(Predictor(home).read(photo))
     (tmp_path / "data" / "lying" / "short.csv").write_text("ax,az\n1,2\n")
     assert main(["device", "predict", str(tmp_path / "data"), "--dir", str(home), "--format", "json"]) == 1
     said = capsys.readouterr()
@@ -195,6 +167,8 @@ def test_arrays_say_what_they_are(tmp_path: Path) -> None:
         data, report = loaded(f"npz:{tmp_path / 'x.npz'}", wanted)
         assert report.kind == "series" and report.scenes == 4
         assert sum(len(set(part.groups.tolist())) for part in (data.train, data.test, data.validation)) == 4
-    assert grouping.count(data.train.groups, len(data.train)) < 4
+    stream = SampleStream.of(data, CLASSES, SERIES)  # as of a simulated device
+    list(stream)
+    assert grouping.count(stream.groups, 12) == 4
     with pytest.raises(DataError, match=r"windows \(series\) at 25 Hz, but the release takes pictures"):
         loaded(f"npz:{tmp_path / 'x.npz'}", DataSpec(CLASSES, graphs.INPUT))

@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from email.message import Message
 from http.client import HTTPConnection
 from io import BytesIO
 from pathlib import Path
@@ -16,8 +17,10 @@ from PIL import Image, ImageFile
 
 from edge_fl.cli import main
 from edge_fl.errors import InputError
+from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.serving.predict import MAX_FILE_BYTES, Predictor
-from edge_fl_maker.http_server import Service
+from edge_fl_maker.http_server import HttpRequest, Service
+from tests.devices import recordings
 from tests.devices.images import X, Y
 from tests.devices.serving.refit import calibrated, refit
 
@@ -71,6 +74,19 @@ def test_the_query_sets_the_number_of_classes_and_the_fields_are_those_of_the_pr
     assert status == 200 and json.loads(msgspec.json.encode(expected)) == answer
     for top in ("0", "x", "-1"):
         assert ask(service, "POST", f"/predict?top={top}", png(0))[0] == 400
+
+
+def test_a_recording_is_answered_with_a_list_of_its_windows(tmp_path: Path) -> None:
+    config = DeviceConfig("watch", str(recordings.recordings(tmp_path / "data")), folder=str(tmp_path / "pi"))
+    recordings.install(tmp_path / "pi", recordings.PAYLOAD, recordings.manifest())
+    recordings.fit(config)
+    with Service(tmp_path / "pi") as service:
+        body = (tmp_path / "data" / "standing" / "3.csv").read_bytes()
+        answer = service.routes["POST", "/predict"].respond(HttpRequest({}, Message(), body))
+    assert [(each.name, each.label) for each in answer][1:3] == [
+        ("window 1.0-2.0 s", "standing"),
+        ("window 2.0-3.0 s", "standing"),
+    ]
 
 
 def test_a_service_with_a_target_precision_abstains(folder: Path) -> None:

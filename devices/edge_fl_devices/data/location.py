@@ -11,10 +11,9 @@ from pathlib import Path
 from edge_fl.errors import DataError, nearest
 from edge_fl.files.folder import walk
 from edge_fl.files.paths import raw
+from edge_fl_devices.config import SINGLE_FILES
 
 KINDS = ("folder", "npz", "python", "table")
-SUFFIXES = {".npz": "npz", ".csv": "table"}
-"""Kinds of single files."""
 
 
 def parsed(source: str) -> tuple[str, str]:
@@ -22,16 +21,12 @@ def parsed(source: str) -> tuple[str, str]:
     kind, _, location = source.partition(":")
     if location and kind in KINDS:
         return kind, location
-    if is_file(source) or Path(source).is_dir():
-        return SUFFIXES.get(source[-4:], "folder"), source
+    suffix = source[-4:]
+    if suffix in SINGLE_FILES or Path(source).is_dir():
+        return SINGLE_FILES.get(suffix, "folder"), source
     raise DataError(
         f"data source {source!r}: expected a folder, an .npz, a .csv, or KIND:LOCATION{nearest(kind, KINDS)}"
     )
-
-
-def is_file(source: str) -> bool:
-    """Whether a source without a kind is a single file, by its suffix."""
-    return source.endswith(tuple(SUFFIXES))
 
 
 @dataclass(frozen=True)

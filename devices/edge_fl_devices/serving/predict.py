@@ -28,7 +28,7 @@ from edge_fl.heads.fleet import Adapted
 from edge_fl.heads.head import Head
 from edge_fl.heads.probability_calibration import Calibration
 from edge_fl.inputs import InputSpec
-from edge_fl.modalities import ABOUT, UnusableFileError
+from edge_fl.modalities import ABOUT, UnusableFileError, kind_of
 from edge_fl.threads import ahead
 from edge_fl_devices.data.record import Skipped, named, quality
 from edge_fl_devices.features import drift
@@ -193,13 +193,20 @@ class Predictor:
         """Predict from features z [N, d], each under its name, with `top` classes instead of the predictor's."""
         rows = zip(names, self._probabilities(z), self.calibration.percentiles(z), strict=True)
         for name, probabilities, distance in rows:
-            order = np.argsort(-probabilities, kind="stable")[: top or self.top]
-            classes = tuple(
-                ClassCandidate(int(id), self.manifest.classes[id], float(probabilities[id])) for id in order
-            )
-            yield self._prediction(name, float(distance), classes)
+            yield self._prediction(name, float(distance), probabilities, top)
 
-    def _prediction(self, name: str, distance: float, top: tuple[ClassCandidate, ...]) -> Prediction:
+    def of_file(self, z: Features, name: str, top: int | None = None) -> Prediction:
+        """Predict all samples z [n, d] of a file as one, by the means of their probabilities and distances."""
+        probabilities, distances = self._probabilities(z), self.calibration.percentiles(z)
+        return self._prediction(name, float(distances.mean()), probabilities.mean(axis=0), top)
+
+    def _prediction(
+        self, name: str, distance: float, probabilities: NDArray[np.float32], most: int | None
+    ) -> Prediction:
+        order = np.argsort(-probabilities, kind="stable")[: most or self.top]
+        top = tuple(
+            ClassCandidate(int(id), self.manifest.classes[id], float(probabilities[id])) for id in order
+        )
         best, status = top[0], self._status(top[0].probability, distance)
         if status == "answered":
             return Prediction(name, best.class_id, best.label, best.probability, status, distance, top)
@@ -264,6 +271,10 @@ def _batches(
             names = [f"{text(source.name)}[{start + row}]" for row in range(len(some))]
             yield names, modalities.of(input.kind).fit(some, input, source)
         return
+    elif (other := kind_of(source)) and source.suffix.lower() not in about.suffixes:
+        raise DataError(
+            f"{text(source)}: {ABOUT[other].files} ({other}), but the release takes {about.samples} ({input.kind}); {expected}"
+        )
     count, unused, remarks = 0, Skipped(), Skipped()
     for batch in ahead(_read(files, source, input, bits, remarks)):
         for path, error in batch.skipped:
