@@ -17,7 +17,7 @@ from edge_fl.errors import MethodError, brief, nearest
 from edge_fl.inputs import InputSpec
 from edge_fl.learn.network.part import Net, building, linear_head
 from edge_fl.modalities import ABOUT
-from edge_fl.models import audio, backbones, cnn, frozen, mobilenet, resnet, series, weights
+from edge_fl.models import audio, backbones, cnn, frozen, kernels, mobilenet, resnet, series, weights
 from edge_fl.models.frozen import Frozen
 from edge_fl.models.normalise import Normalised
 
