@@ -34,6 +34,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": series.mlp,
     "identity": series.identity,
     "audio-cnn": audio.AudioCnn,
+    "random-kernels": kernels.RandomKernels,
 }
 
 
