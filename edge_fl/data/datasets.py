@@ -58,10 +58,7 @@ _CIFAR100 = tuple(
 
 @dataclass(frozen=True)
 class DatasetListing:
-    """A dataset that can be named: its classes and domains (empty: not known), and whether it is available in the data folder.
-
-    input: as its file states it, of other samples than pictures.
-    """
+    """A dataset that can be named: its classes and domains (empty: not known), whether it is in the data folder, and its `stated_input`."""
 
     name: str
     classes: tuple[str, ...]

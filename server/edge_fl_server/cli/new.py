@@ -73,19 +73,16 @@ def new(
         raise ConfigError(
             f"new {name}: expected a name of a-z, 0-9, '.' and '-', as in: edge-fl new pets --classes cat,dog"
         )
-    options: dict[Kind, Path | None] = {"picture": images, "series": series, "audio": audio, "table": table}
-    given = [(kind, folder) for kind, folder in options.items() if folder]
-    if len(given) + bool(classes) != 1:
+    folders: dict[Kind, Path | None] = {"picture": images, "series": series, "audio": audio, "table": table}
+    kind: Kind = next((kind for kind, folder in folders.items() if folder), "picture")
+    folder = folders[kind]
+    if sum(map(bool, (*folders.values(), classes))) != 1:
         raise ConfigError(
             f"new {name}: expected either --images FOLDER, with a folder of pictures per class, or --series, --audio or --table, or"
             " --classes cat,dog,horse"
         )
-    kind: Kind = given[0][0] if given else "picture"
-    folder = given[0][1] if given else None
     if (window or rate) and kind not in ("series", "audio"):
-        raise ConfigError(
-            f"new {name}: --window and --rate are for recordings, expected --series or --audio with them"
-        )
+        raise ConfigError(f"new {name}: --window and --rate cut recordings, expected --series or --audio")
     path, usual = Path(f"{name}.toml"), recipes.MODELS[kind]
     model = model or usual
     recipes.require_absent(path)

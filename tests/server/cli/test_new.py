@@ -194,7 +194,7 @@ def test_audio_brings_clips(watch):
         (["--audio", "watch"], "WAV or FLAC recordings of 0 classes, expected two or more folders"),
         (["--audio", "watch"], "8 CSV or NPZ recordings are left out"),
         (["--series", "untimed"], "no column of times, such as 'time'; state the rate"),
-        (["--images", "watch", "--rate", "50"], "--window and --rate are for recordings"),
+        (["--images", "watch", "--rate", "50"], "--window and --rate cut recordings"),
         (["--series", "watch", "--images", "watch"], "expected either --images FOLDER"),
         (["--series", "watch", "--model", "cnn1"], "did you mean 'cnn1d'?"),
     ],
