@@ -268,13 +268,13 @@ def test_commands_of_a_page_run(app: Any, warm: WarmStart, wheel: Path, page: Pa
 def _write_samples(folder: Path) -> None:
     """Write recordings/, people/ (of five wearers) and today.csv, two movements; sounds/ and today.wav, two pitches; flowers.csv; mine/."""
     rng, time = np.random.default_rng(0), np.arange(500)[:, None] / 50
-    for number, (hz, movement, pitch) in product(range(5), ((1, "row", "low"), (3, "lift", "high"))):
+    for number, (hz, movement, pitch) in product(range(10), ((1, "row", "low"), (3, "lift", "high"))):
         x = np.sin(2 * np.pi * hz * (1 + number / 20) * time + np.arange(3))
         rows = np.hstack([time, x + 0.1 * rng.standard_normal(x.shape)])
         clip = np.sin(2 * np.pi * (200 + 20 * number) * hz * np.arange(16_000, dtype=np.float32) / 16_000)
         for path in (
             f"recordings/{movement}/{number}",
-            f"people/{number}/{movement}/1",
+            f"people/{number % 5}/{movement}/{number}",
             f"sounds/{pitch}/{number}",
             "today",
         ):
