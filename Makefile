@@ -62,7 +62,7 @@ slow: venv ## tests marked slow, arm64 or browser; those that this machine does 
 	$(TEST) -n 2 --dist worksteal -m '(slow or arm64 or browser) and not (slow and arm64) and not timed and not ray and not gpu' $(ARGS)
 
 timed: venv ## tests that measure time or memory, one at a time, because other tests would change what they measure
-	$(TEST) -m timed $$(grep -rl 'mark\.timed' tests) $(ARGS)
+	$(TEST) -m timed $$(grep -rl --include=test_*.py 'mark\.timed' tests) $(ARGS)
 
 nightly: venv $(RAY)/.stamp ## whole sweeps, of which CI runs a sample, 10,000 examples of every fuzz test, secure sums against Flower's (hours)
 	test -x $(FLOWER)/bin/pip || $(PYTHON) -m venv $(FLOWER)
