@@ -108,7 +108,9 @@ class SpeechEmbedding(nn.Module):
         super().__init__()
         self.feature_dim = SPEECH_DIM
         self.spectrum = Spectrum(np.append(np.hanning(401)[:-1], np.zeros(112)), 160)
-        mel = mel_filters(SPEECH_RATE, 512, self.spectrum.bins)[:, :32]  # random weights; the file has its own
+        mel = mel_filters(SPEECH_RATE, 512, self.spectrum.bins)[
+            :, :32
+        ]  # random weights; the file has its own
         self.register_buffer("mel", torch.from_numpy(mel.copy()))
         layers = [
             nn.Conv2d(1, 24, 3, padding=(0, 1), bias=False),
