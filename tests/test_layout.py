@@ -498,6 +498,7 @@ CACHED = {
     "edge_fl/wire/mqtt/client.py:_connect_properties": "built from its arguments",
     "edge_fl/wire/mqtt/client.py:_properties": "built from its arguments",
     "devices/edge_fl_devices/features/extractor.py:runtime": "the onnxruntime that this process has loaded",
+    "devices/edge_fl_maker/labelling/previews.py:of": "keyed by inode, size and time of the file, and what the release takes",
     "devices/edge_fl_devices/runtime/signatures.py:_decoded": "keyed by the bytes of the message",
     "server/edge_fl_server/selectors.py:version": "a function of a text",
     "server/edge_fl_lab/compare/cell_runs.py:_dataset": "a public data set, which no one writes during a command",

@@ -92,12 +92,12 @@ def _windows(model: CurrentModel, stream: Stream) -> Iterator[tuple[Predictor, A
     taken = enumerate(samples(stream, predictor.manifest.input), 1)
     while item := next(taken, None):
         yield predictor, item[1], item[0], stream.waiting.qsize()
-        if (newer := model.current()) is not predictor:
-            input = newer.manifest.input
-            if input.kind != kind:
-                words = f"release {newer.manifest.release} takes {ABOUT[input.kind].samples}, the stream has {ABOUT[kind].samples}"
-                stream.say("release", f"{words}; release {predictor.manifest.release} predicts on")
-                continue
+        newer = model.current()
+        input = newer.manifest.input
+        if input.kind != kind:
+            words = f"release {newer.manifest.release} takes {ABOUT[input.kind].samples}, the stream has {ABOUT[kind].samples}"
+            stream.say("release", f"{words}; release {predictor.manifest.release} predicts on")
+        else:
             if input != predictor.manifest.input:
                 taken = enumerate(samples(stream, input), item[0] + 1)
             predictor = newer

@@ -201,8 +201,8 @@ def synthetic(input: InputSpec, count: int, seed: int) -> Floats:
     swell = np.sin(np.pi * (np.arange(length) / length + rng.random((count, 3, 1)))) ** 2
     tones = (swell * np.sin(2 * np.pi * pitch * seconds)).mean(1)
     loudness = 10 ** rng.uniform(-2, 0, (count, 1))
-    x: Floats = (loudness * (pink + tones) / 2).astype(np.float32)
-    return x
+    found: NDArray[np.float32] = (loudness * (0.5 * pink + 0.5 * tones)).astype(np.float32)
+    return found
 
 
 def thumbnails(x: Floats) -> Thumbnails:

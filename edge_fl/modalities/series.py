@@ -297,5 +297,5 @@ def _quality(x: Numbers, names: Sequence[str]) -> Iterator[str]:
             near = 0.05 * (levels[-1] - levels[0])
             for end in (0, -1):
                 others = counts[np.abs(levels - levels[end]) < near].sum() - counts[end]
-                if levels[end] and counts[end] > max(CLIPPED * len(row), others):
+                if levels[end] and counts[end] > max(2, CLIPPED * len(row), others):
                     yield f"channel {name} seems to be clipped at {levels[end]:g}"

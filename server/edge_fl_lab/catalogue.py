@@ -17,7 +17,7 @@ from edge_fl.methods import FINE_TUNED, METHODS, build_method, find, hypers, nam
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl.methods.contract.tiers import of_method
-from edge_fl.models import MODELS, backbones
+from edge_fl.models import MODELS, audio, backbones
 
 COLUMNS = {
     "name": "name",
@@ -147,7 +147,7 @@ def models() -> list[dict[str, str]]:
     pretrained = [
         {
             "name": name,
-            "options": "seconds" if name == backbones.SPEECH else "size",
+            "options": "seconds" if name == audio.SPEECH else "size",
             "description": description,
             "weights": found,
         }

@@ -9,7 +9,6 @@ Children read the file of rows themselves, so no process has to hold all feature
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import threading
 from collections.abc import Iterable, Sequence
@@ -118,10 +117,8 @@ class FeatureRows:
             with atomic.writing(self.path, private=True) as file:
                 for rows in used.values():
                     file.write(_mapped(self.path, self._dim)[rows.start : rows.stop].tobytes())
-            ends = itertools.accumulate(map(len, used.values()))
-            self._index = {
-                key: range(end - len(rows), end) for (key, rows), end in zip(used.items(), ends, strict=True)
-            }
+            with self.path.open("rb") as file:
+                self._index = _index(file, _record(self._dim).itemsize)
 
 
 def read(path: Path, dim: int, rows: Sequence[int] | Rows) -> Features:

@@ -187,7 +187,7 @@ def _means(of_samples: Features, counts: Array) -> Features:
     if len(of_samples) == len(counts):
         return of_samples
     totals = np.add.reduceat(of_samples, np.cumsum(counts) - counts)
-    means: Features = totals / counts[:, None].astype(np.float32)
+    means: Features = (totals / counts[:, None]).astype(np.float32)
     return means
 
 

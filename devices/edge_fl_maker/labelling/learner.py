@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,10 +54,12 @@ from edge_fl_devices.storage.store import ImmediateHead, Store
 from edge_fl_devices.workers.head_fitting import FitSpec, FittedHead
 from edge_fl_maker.capture.pools import Pool
 from edge_fl_maker.current_model import CurrentModel
-from edge_fl_maker.labelling import immediate, previews
+from edge_fl_maker.labelling import immediate
 from edge_fl_maker.labelling.immediate import Grouping, ImmediateFit, Ordering
 from edge_fl_maker.labelling.moves import FOLDER
-from edge_fl_maker.labelling.previews import Preview
+
+if TYPE_CHECKING:
+    from edge_fl_maker.labelling.previews import Preview
 
 log = logging.getLogger(__name__)
 
@@ -211,10 +214,17 @@ class Learner:
         """Return what the page shows of a recording; None for a picture, whose file it shows itself. Raises UnusableFileError."""
         if (kind := self.kind) == "picture":
             return None
-        return previews.of(path, file_key(path), kind, self._pool.input, self._lock)
+        from edge_fl_maker.labelling import previews  # here, as below: for pictures nothing else is loaded
+
+        try:
+            return previews.of(path, file_key(path), kind, self._pool.input, self._lock)
+        except FileNotFoundError as error:
+            raise UnusableFileError(path, "labelled or dropped at this moment", passing=True) from error
 
     def sound(self, path: Path) -> bytes:
         """Return an audio recording as it is learned from, as a WAV file. Raises UnusableFileError."""
+        from edge_fl_maker.labelling import previews
+
         with self._lock:
             return previews.sound(path, self._pool.input)
 

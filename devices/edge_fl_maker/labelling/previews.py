@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import html
+import itertools
 import math
 import struct
 import threading
@@ -14,15 +15,15 @@ import zlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl.inputs import InputSpec, Kind
-from edge_fl.modalities import UnusableFileError
+from edge_fl.modalities import UnusableFileError, audio, series
 
-Values = NDArray[np.float32]
+Values = NDArray[np.floating[Any]]
 KEPT = 8
 """Previews in memory, of at most about 200 kB each: those of the file on a screen and of the next ones, on two pages."""
 COLUMNS = 500
@@ -34,22 +35,19 @@ GAP = 4.5
 """Median steps between two values from which on no line joins them."""
 SPAN = 0.6
 """Levels of a spectrogram below the loudest that are told apart: 60 dB; a sound below -40 dB of full scale stays faint."""
-FRAMES = 1000
-GREYS = 64
 MOST_TICKS = 6
 LEFT, WIDTH, TOP, BOTTOM = 11, 85, 6, 93
 """Place of the panels, in percent."""
-SHIFT_PX = 8
-"""By which all is moved down, so that the names above the first panel have room in a low element, too."""
-ROW, ROW_LETTERS = 7, 40
-"""Height of a row of names in percent, and letters after which the next one begins."""
+ROW, SHIFT_PX = 7, 8
+"""Height of the names above a panel in percent, and by how much all is moved down to have room for them in a low element, too."""
+LONGEST_NAME = 20
 SIDE = 1000
 """Units of a panel in both directions."""
 STYLE = """text{font:12px system-ui,sans-serif;fill:#5c6670}path{fill:none;stroke-width:1.5px;vector-effect:non-scaling-stroke}
-.axis{stroke:#c9d0d6;stroke-width:1px}
+.axis{stroke:#c9d0d6;stroke-width:1px}.end{text-anchor:end}.tick{text-anchor:middle}
 @media(prefers-color-scheme:dark){text{fill:#a3adb6}.axis{stroke:#3c454d}image{filter:invert(1)}}"""
-COLOURS = ("#0b63c5", "#b3261e", "#1b7f4b", "#8a4b00", "#7b3fb5", "#5c6670")
-DARK = ("#6cb0ff", "#ff8a80", "#6fd39a", "#f0b35e", "#c9a2f5", "#a3adb6")
+COLOURS = ("#2f81f7", "#d9534f", "#2e9e5b", "#b7791f", "#9b6bdb", "#7d8790")
+"""Contrast of 3:1 or more with the light and the dark ground of the page."""
 
 
 class Preview(NamedTuple):
@@ -64,16 +62,12 @@ class Preview(NamedTuple):
 def of(path: Path, version: bytes, kind: Kind, input: InputSpec | None, lock: threading.Lock) -> Preview:
     """Return the preview of a recording with this version of its file, read while `lock` is held. Raises UnusableFileError."""
     if kind == "audio":
-        from edge_fl.modalities import audio
-
         rate = input.rate if input else audio.RATE
         with lock:
-            sound, remarks = audio.recording(path, rate)
-            return Preview(spectrogram(sound, rate), f"{len(sound) / rate:.1f} s of sound", remarks)
+            x, found = audio.recording(path, rate)
+            return Preview(spectrogram(x, rate), f"{len(x) / rate:.1f} s of sound", found)
     if kind != "series":
         raise UnusableFileError(path, "not a recording")
-    from edge_fl.modalities import series
-
     with lock:
         remarks = series.read(path, input).remarks  # and whether it has a window
         times, values, rate, _ = series.recorded(path, input)
@@ -90,8 +84,6 @@ def of(path: Path, version: bytes, kind: Kind, input: InputSpec | None, lock: th
 
 def sound(path: Path, input: InputSpec | None) -> bytes:
     """Return an audio recording as a WAV file, mono at the rate of the input. Raises UnusableFileError."""
-    from edge_fl.modalities import audio
-
     rate = input.rate if input else audio.RATE
     return audio.wav(audio.recording(path, rate)[0], rate)
 
@@ -107,34 +99,29 @@ def curves(times: NDArray[np.float64], values: Values, names: Sequence[str], uni
     x, height, drawn = SIDE * (times - times[0]) / seconds, (BOTTOM - TOP) / len(panels), list[str]()
     for place, members in enumerate(panels.values()):
         low, high = float(values[members].min()), float(values[members].max())
-        if low == high:
-            low, high = low - max(1, abs(low)), high + max(1, abs(high))
+        margin = max(1, abs(low)) * (low == high)
+        low, high = low - margin, high + margin
         lines = "".join(_line(x, SIDE * (high - values[number]) / (high - low), number) for number in members)
         zero = f"M0,{SIDE * high / (high - low):.0f}H{SIDE}" * (low < 0 < high)
         content = f'<path class="axis" d="M0,0V{SIDE}H{SIDE}{zero}"/>{lines}'
-        legend = [(names[number], number) for number in members]
-        drawn.append(_panel(TOP + place * height, height, content, (low, high), legend, units[members[0]]))
+        words = [
+            f'<tspan fill="{COLOURS[number % len(COLOURS)]}">●</tspan> {_safe(names[number])}'
+            for number in members
+        ]
+        words += [_safe(f"({units[members[0]]})")] * bool(units[members[0]])
+        drawn.append(_panel(TOP + place * height, height, content, (low, high), " ".join(words)))
     return _svg(drawn, seconds)
 
 
 def spectrogram(sound: Values, rate: float) -> bytes:
     """Return an SVG of the log-mel spectrogram of a sound [T]."""
-    from edge_fl.modalities import audio
-
     frame, step = audio.frames_at(rate)
-    blocks = [
-        audio.spectrogram(sound[start : start + FRAMES * step + frame - step], rate)
-        for start in range(0, len(sound), FRAMES * step)
-    ]
-    levels = np.concatenate(blocks, axis=1)
-    count = levels.shape[1]
-    starts = np.linspace(0, count, min(count, COLUMNS), endpoint=False).astype(np.int64)
-    levels = np.maximum.reduceat(levels, starts, axis=1)[::-1]
-    shares = np.clip((max(float(levels.max()), SPAN) - levels) / SPAN, 0, 1)
-    encoded = base64.b64encode(_png(shares)).decode()
+    edges = np.linspace(0, len(sound), min(COLUMNS, len(sound) // step + 1) + 1).astype(np.int64)
+    parts = (sound[start : stop + frame - step] for start, stop in itertools.pairwise(edges))
+    levels = np.stack([audio.spectrogram(part, rate).max(axis=1)[::-1] for part in parts], axis=1)
+    encoded = base64.b64encode(_png((max(float(levels.max()), SPAN) - levels).clip(0, SPAN) / SPAN)).decode()
     image = f'<image width="{SIDE}" height="{SIDE}" preserveAspectRatio="none" href="data:image/png;base64,{encoded}"/>'
-    panel = _panel(TOP, BOTTOM - TOP, image, (0, rate / 2000), (), "kHz, mel")
-    return _svg([panel], len(sound) / rate)
+    return _svg([_panel(TOP, BOTTOM - TOP, image, (0, rate / 2000), "kHz, mel")], len(sound) / rate)
 
 
 def _line(x: NDArray[np.float64], y: Values, number: int) -> str:
@@ -147,35 +134,17 @@ def _line(x: NDArray[np.float64], y: Values, number: int) -> str:
     is_start[0] = True
     points = zip(np.where(is_start, "M", "L"), x, y, strict=True)
     content = "".join(f"{command}{a:.0f},{b:.0f}" for command, a, b in points)
-    return f'<path class="c{number % len(COLOURS)}" d="{content}"/>'
+    return f'<path stroke="{COLOURS[number % len(COLOURS)]}" d="{content}"/>'
 
 
-def _panel(
-    top: float,
-    height: float,
-    content: str,
-    ends: tuple[float, float],
-    legend: Iterable[tuple[str, int]],
-    unit: str,
-) -> str:
-    """A vertical axis with its `content` and its `ends`, and above it the names of the lines in their colours, and the unit."""
-    rows, letters = [""], 0
-    for name, number in legend:
-        if letters > ROW_LETTERS:
-            rows, letters = [*rows, ""], 0
-        rows[-1] += f'<tspan class="t{number % len(COLOURS)}">{_safe(name)}</tspan> '
-        letters += len(name) + 1
-    rows[-1] += _safe(f"({unit})") if unit else ""
-    texts = [
-        f'<text x="{LEFT}%" y="{top + ROW * row:.2f}%" dy="-4">{words}</text>'
-        for row, words in enumerate(rows)
-    ]
-    top, bottom = top + ROW * (len(rows) - 1), top + height - ROW
-    for y, value in ((top, ends[1]), (bottom, ends[0])):
-        texts.append(f'<text x="{LEFT - 1}%" y="{y:.2f}%" text-anchor="end">{value:.3g}</text>')
-    place = f'x="{LEFT}%" y="{top:.2f}%" width="{WIDTH}%" height="{bottom - top:.2f}%"'
+def _panel(top: float, height: float, content: str, ends: tuple[float, float], words: str) -> str:
+    """A vertical axis with its `content`, its `ends`, and above it what is drawn, in words."""
+    low, high = ends
     return (
-        f'<svg {place} viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none">{content}</svg>{"".join(texts)}'
+        f'<svg x="{LEFT}%" y="{top:.2f}%" width="{WIDTH}%" height="{height - ROW:.2f}%" viewBox="0 0 {SIDE} {SIDE}"'
+        f' preserveAspectRatio="none">{content}</svg><text x="{LEFT}%" y="{top:.2f}%" dy="-4">{words}</text>'
+        f'<text class="end" x="{LEFT - 1}%" y="{top:.2f}%">{high:.3g}</text>'
+        f'<text class="end" x="{LEFT - 1}%" y="{top + height - ROW:.2f}%">{low:.3g}</text>'
     )
 
 
@@ -184,33 +153,27 @@ def _svg(panels: Iterable[str], seconds: float) -> bytes:
     step = 10 ** math.floor(math.log10(seconds / MOST_TICKS))
     step *= next(factor for factor in (1, 2, 5, 10) if seconds / (step * factor) <= MOST_TICKS)
     ticks = [
-        f'<text x="{LEFT + WIDTH * number * step / seconds:.2f}%" y="{BOTTOM - ROW}%" dy="15" text-anchor="middle">'
+        f'<text class="tick" x="{LEFT + WIDTH * number * step / seconds:.2f}%" y="{BOTTOM - ROW}%" dy="15">'
         f"{number * step:g}{'' if number else ' s'}</text>"
         for number in range(int(seconds / step + 1e-9) + 1)
     ]
-    light, dark = (
-        "".join(f".c{n}{{stroke:{colour}}}.t{n}{{fill:{colour}}}" for n, colour in enumerate(colours))
-        for colours in (COLOURS, DARK)
-    )
-    style = f"<style>{STYLE}{light}@media(prefers-color-scheme:dark){{{dark}}}</style>"
     shifted = f'<g transform="translate(0 {SHIFT_PX})">{"".join([*panels, *ticks])}</g>'
-    return f'<svg xmlns="http://www.w3.org/2000/svg">{style}{shifted}</svg>'.encode()
+    return f'<svg xmlns="http://www.w3.org/2000/svg"><style>{STYLE}</style>{shifted}</svg>'.encode()
 
 
 def _safe(name: str) -> str:
     """Text of a file for XML, which forbids some characters."""
-    return html.escape("".join(each if each.isprintable() else "?" for each in name[:ROW_LETTERS]))
+    return html.escape("".join(each if each.isprintable() else "?" for each in name[:LONGEST_NAME]))
 
 
 def _png(shares: NDArray[np.float64]) -> bytes:
     """Encode brightness 0..1 [H, W] as a grey PNG (RFC 2083)."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-        )
+        named = kind + content
+        return struct.pack(">I", len(content)) + named + struct.pack(">I", zlib.crc32(named))
 
-    levels = (np.rint((GREYS - 1) * shares) * (65535 // (GREYS - 1))).astype(">u2")
+    levels = (np.rint(63 * shares) * 1040).astype(">u2")  # few levels take few bytes
     rows = b"".join(b"\0" + row.tobytes() for row in levels)
     header = struct.pack(">2I5B", shares.shape[1], shares.shape[0], 16, 0, 0, 0, 0)
     parts = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b""))

@@ -28,7 +28,7 @@ from edge_fl_devices.data.record import MOST_NAMED
 from edge_fl_devices.features.feature_rows import file_key
 from edge_fl_devices.serving.predict import ClassCandidate
 from edge_fl_maker.capture.pools import Pool
-from edge_fl_maker.labelling.learner import Learner
+from edge_fl_maker.labelling.learner import Learner, LearnerProgress
 from edge_fl_maker.labelling.moves import NOTHING, Moves, shortened
 
 OFFER_S = 60.0
@@ -235,7 +235,7 @@ class LabelSession:
             found.accuracy if found else None,
             measured,
             *(calibration.interval if calibration else (0.0, 1.0)),
-            _remark(calibration, progress.single, progress.unreadable, kind),
+            _remark(calibration, progress, kind),
             progress.release,
             predictor.head.kind if predictor else "",
             progress.fits,
@@ -403,9 +403,7 @@ def word_of(kind: Kind) -> str:
     return "recording" if kind in RECORDED else ABOUT[kind].sample
 
 
-def _remark(
-    calibration: Calibration | None, single: Sequence[str], unreadable: Sequence[str], kind: Kind
-) -> str:
+def _remark(calibration: Calibration | None, progress: LearnerProgress, kind: Kind) -> str:
     """What is to be said of a measured accuracy: few scenes, or classes and files that it leaves out."""
     if calibration is None:
         return ""
@@ -415,8 +413,8 @@ def _remark(
         remarks.append(
             f"not measured yet: so far only informative {word_of(kind)}s are labelled, which are harder than others"
         )
-    if single:
-        remarks.append(f"not measured, since all {samples} are of one scene: {', '.join(single)}")
-    if unreadable:
-        remarks.append(f"cannot be read: {errors.shortened(unreadable, MOST_NAMED)}")
+    if progress.single:
+        remarks.append(f"not measured, since all {samples} are of one scene: {', '.join(progress.single)}")
+    if progress.unreadable:
+        remarks.append(f"cannot be read: {errors.shortened(progress.unreadable, MOST_NAMED)}")
     return "; ".join(filter(None, remarks))

@@ -35,7 +35,7 @@ def failed(results: list[DeviceCheck]) -> list[str]:
 def test_a_device_without_problems_has_no_failed_check(config: DeviceConfig) -> None:
     results = {result.check: result for result in run_checks(config)}
     assert failed([*results.values()]) == []
-    assert results["data"].found == "12 images: a 6, b 6"
+    assert results["data"].found == "12 pictures: a 6, b 6"
     assert results["topic: own log"].state == results["extractor"].state == "ok"
     assert results["TLS"].state == results["server"].state == "warning"
     assert "logistic" in results["head"].found
@@ -61,7 +61,7 @@ def test_the_command_takes_the_settings_of_the_last_run_and_options_change_them(
     remember(config)
     command = ["device", "doctor", "--dir", config.folder, "--format", "json"]
     assert main(command) == 0
-    assert {row["found"] for row in json.loads(capsys.readouterr().out)} >= {"12 images: a 6, b 6"}
+    assert {row["found"] for row in json.loads(capsys.readouterr().out)} >= {"12 pictures: a 6, b 6"}
     assert main([*command, "--port", "1"]) == 1
     assert "port: failed" in capsys.readouterr().err
     (Path(config.folder) / "settings.json").unlink()

@@ -207,6 +207,10 @@ def test_channels_that_are_constant_clipped_or_dead_are_remarked(tmp_path: Path)
     )
     resting = np.stack([np.maximum(0, x[1]), np.round(x[1])])  # a device that is off, and a counter
     assert "clipped at 0" not in str(series.read(recorded(tmp_path / "x.csv", EVEN, resting), INPUT).remarks)
+    spiked = signal(EVEN[:50]) + 9 * (EVEN[:50] == 0.5)
+    with pytest.raises(UnusableFileError) as short:
+        series.read(recorded(tmp_path / "x.csv", EVEN[:50], spiked), INPUT)
+    assert "clipped" not in str(short.value)
     dead = np.stack([np.full(400, np.nan), x[1]])
     with pytest.raises(UnusableFileError, match=r"shorter than a window.*channel ax has no values"):
         series.read(recorded(tmp_path / "x.csv", EVEN, dead), INPUT)

@@ -99,9 +99,9 @@ def test_a_series_is_shown_as_curves_and_its_names_are_no_markup(tmp_path: Path)
         policy = headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy and "sandbox" in policy
         svg = ElementTree.fromstring(content)
-        words = [each.text for each in svg.iter(f"{SVG}tspan")]
-        curves = [each for each in svg.iter(f"{SVG}path") if each.get("class", "").startswith("c")]
-        assert words == ["ax", "<b>&"] and len(curves) == 2
+        words = ["".join(each.itertext()) for each in svg.iter(f"{SVG}text")]
+        assert "● ax ● <b>& (g)" in words and {"0 s", "1"} <= {*words}
+        assert len([each for each in svg.iter(f"{SVG}path") if each.get("stroke")]) == 2
         assert preview(site, item, "sound")[0] == 422
 
 
