@@ -3,9 +3,9 @@
 Comments directly above a code block control how its commands are tested:
 
     ```console            lines that begin with "$ " are run in order in a temporary folder, one per page; each must succeed.
-    $ edge-fl ...         It contains photo.png, pictures/ with a folder per class, a wheel of edge-fl 0.2.0, and every block of the page
-    ```                   whose first line is "# NAME.py" or "# NAME.toml". Lines below a command are its output: the headings of a table
-                          must be those that it prints.
+    $ edge-fl ...         It contains photo.png, pictures/, recordings/ and sounds/ with a folder per class, flowers.csv, an empty folder
+    ```                   newcomer/, a wheel of edge-fl 0.2.0, and every block of the page whose first line is "# NAME.py" or "# NAME.toml".
+                          Lines below a command are its output: the headings of a table must be those that it prints.
     <!-- read after README.md -->   anywhere on the page: continue in the other page's folder, with its running services
     <!-- run side by side -->       run all commands of the block concurrently; the last one has to end, services are stopped afterwards
     <!-- run with --set rounds=1 -->    add these options to every command that has them, to shorten it
@@ -35,11 +35,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_iris
 
 import edge_fl
 from edge_fl import cli
+from edge_fl.modalities import audio
 from tests import agents
 from tests.links import broken_links
 from tests.network import Network, recorded_network
@@ -248,6 +251,7 @@ def test_commands_of_a_page_run(app: Any, warm: WarmStart, wheel: Path, page: Pa
     for name, number in product(("cat", "dog"), range(6)):
         (tmp_path / "pictures" / name).mkdir(parents=True, exist_ok=True)
         Image.effect_noise((32, 32), 20 * number + 10).save(tmp_path / "pictures" / name / f"{number}.png")
+    _write_samples(tmp_path)
     shutil.copy(wheel, tmp_path)
     with recorded_network(tmp_path) as network, Session(app, warm, tmp_path, network) as session:
         for chapter in [page, *(other for other in PAGES if after(other) == page.name)]:
@@ -259,6 +263,27 @@ def test_commands_of_a_page_run(app: Any, warm: WarmStart, wheel: Path, page: Pa
                     session.run(block)
         assert not network.foreign()
     assert not (tmp_path / CACHE / "Microsoft").exists(), "onnxruntime's telemetry was on"
+
+
+def _write_samples(folder: Path) -> None:
+    """Write a slow and a fast movement, a low and a high sound, rows of flowers, and an empty folder."""
+    rng = np.random.default_rng(0)
+    for number, (fast, movement, sound) in product(range(4), ((1, "row", "low"), (3, "lift", "high"))):
+        for path in (folder / "recordings" / movement, folder / "sounds" / sound):
+            path.mkdir(parents=True, exist_ok=True)
+        time = np.arange(500) / 50
+        x = np.sin(2 * np.pi * fast * (1 + number / 20) * time[:, None] + np.arange(3))
+        rows = np.column_stack([time, x + 0.1 * rng.standard_normal(x.shape)])
+        path = folder / "recordings" / movement / f"{number}.csv"
+        np.savetxt(path, rows, "%.3f", ",", header="time,ax,ay,az", comments="")
+        tone = np.sin(2 * np.pi * (200 + 20 * number) * fast * np.arange(16_000) / 16_000) / 2
+        (folder / "sounds" / sound / f"{number}.wav").write_bytes(audio.wav(tone.astype(np.float32), 16_000))
+    flowers = load_iris()
+    names = flowers.target_names[flowers.target]
+    known = [[*values, name] for values, name in zip(flowers.data, names, strict=True)]
+    lines = [",".join(map(str, row)) for row in [[*flowers.feature_names, "species"], *known]]
+    (folder / "flowers.csv").write_text("\n".join(lines))
+    (folder / "newcomer").mkdir()
 
 
 @dataclass

@@ -356,6 +356,39 @@ def test_device_files_are_made_with_the_owner_of_their_folder() -> None:
     assert found == []
 
 
+PIXELS = re.compile(r"\b(uint8|255|CHW)\b")
+OF_PICTURES = (
+    "edge_fl/inputs.py",
+    "edge_fl/learn/augment.py",
+    "edge_fl/learn/pictures.py",
+    "edge_fl/modalities/",
+    "edge_fl/models/",
+)
+"""What may know pixels: the contract, the modalities, and torch code for pictures."""
+OTHER_BYTES = {
+    "devices/edge_fl_devices/flash/card_contents.py": "longest name of a file on a card",
+    "devices/edge_fl_devices/flash/targets/ssh.py": "exit code of ssh",
+    "devices/edge_fl_maker/labelling/moves.py": "longest name of a file",
+    "edge_fl/heads/probability_calibration.py": "true or false in a file",
+    "edge_fl/secure/fixed_point.py": "bytes of masked numbers",
+    "edge_fl/wire/tensors.py": "bytes of tensors, and the longest name of one",
+}
+"""Unrelated uses, with what they are."""
+STILL_PICTURES = {
+    "devices/edge_fl_maker/capture/camera.py",
+    "devices/edge_fl_maker/capture/pools.py",
+    "devices/edge_fl_maker/watch.py",
+}
+"""To do: modules that still take pictures only."""
+
+
+def test_nothing_else_knows_pixels() -> None:
+    """What a sample is made of, only `edge_fl.inputs` and `edge_fl.modalities` know; all else asks them."""
+    having = {str(path.relative_to(ROOT)) for path in SOURCES if PIXELS.search(path.read_text())}
+    having = {path for path in having if not path.startswith(OF_PICTURES)}
+    assert having == {*OTHER_BYTES, *STILL_PICTURES}
+
+
 def test_one_module_opens_pictures() -> None:
     homes = (
         "edge_fl/modalities/pictures.py",
@@ -465,6 +498,7 @@ CACHED = {
     "edge_fl/wire/mqtt/client.py:_connect_properties": "built from its arguments",
     "edge_fl/wire/mqtt/client.py:_properties": "built from its arguments",
     "devices/edge_fl_devices/features/extractor.py:runtime": "the onnxruntime that this process has loaded",
+    "devices/edge_fl_maker/labelling/previews.py:of": "keyed by inode, size and time of the file, and what the release takes",
     "devices/edge_fl_devices/runtime/signatures.py:_decoded": "keyed by the bytes of the message",
     "server/edge_fl_server/selectors.py:version": "a function of a text",
     "server/edge_fl_lab/compare/cell_runs.py:_dataset": "a public data set, which no one writes during a command",

@@ -23,7 +23,7 @@ from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 from edge_fl_devices.storage import read_json
 
 MB = 2**20
-CAPTURE_SOURCE = re.compile(r"camera:\d+|(rtsps?|https?)://\S+|watch:/.+")
+CAPTURE_SOURCE = re.compile(r"camera:\d+|(rtsps?|https?|mqtts?)://\S+|alsa:\S+|python:[\w.]+:\w+|watch:/.+")
 FOLDER, SETTINGS = "device", "settings.json"
 POOL = "unlabelled"
 """In a device's folder: the pictures without a label."""
@@ -32,11 +32,12 @@ SINGLE_FILES = {".npz": "npz", ".csv": "table"}
 
 
 class CaptureConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where pictures without labels come from, and how many are kept.
+    """Where files without labels come from, and how many are kept.
 
-    `source` is "camera:NUMBER", the address of a stream (rtsp:// or http://), or "watch:/FOLDER", whose new pictures are copied; "": none.
-    `every_s` is the shortest time between two pictures of one source, and the interval of looks into a watched folder. `max_pictures` and
-    `max_mb` both limit the pool; the disk may hold less, of which a part stays free (`pool.SPARE_BYTES`).
+    `source` is "camera:NUMBER", the address of a stream (rtsp://, http://, mqtt://, alsa: or python:), or "watch:/FOLDER", whose new files
+    are copied; "": none. `every_s` is the shortest time between two files of one source, and the interval of looks into a watched folder.
+    `max_pictures`, of files of any kind, and `max_mb` both limit the pool; the disk may hold less, of which a part stays free
+    (`pool.SPARE_BYTES`).
     """
 
     source: str = ""
@@ -47,7 +48,7 @@ class CaptureConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.source and not CAPTURE_SOURCE.fullmatch(self.source):
             raise ValueError(
-                f"source {self.source!r}: expected camera:0, rtsp://..., http://... or watch:/folder"
+                f"source {self.source!r}: expected camera:0, rtsp://..., http://..., mqtt://..., alsa:..., python:... or watch:/folder"
             )
 
     @property

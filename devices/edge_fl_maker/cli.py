@@ -38,6 +38,9 @@ PassphraseOption = Annotated[
         "File with the passphrase that encrypts the backup; - asks for it on the terminal.",
     ),
 ]
+StreamOption = Annotated[
+    str, option("--stream SOURCE", "No camera: mqtt://HOST/TOPIC, alsa:DEVICE or python:module:function.")
+]
 LEAST_PASSPHRASE = 8
 
 
@@ -82,6 +85,7 @@ def serve(
     port: Annotated[
         int, option("--port N", "Port to listen on; 0 selects a free one.", CONNECTION, min=0, max=65535)
     ] = 8000,
+    stream: StreamOption = "",
     *,
     answers: PredictionOptions,
 ) -> None:
@@ -89,6 +93,8 @@ def serve(
     from edge_fl.process_limits import return_freed_blocks
 
     return_freed_blocks()
+    import msgspec
+
     from edge_fl_devices import config as settings
     from edge_fl_devices.board.installation import settings_file
     from edge_fl_maker.labelling.serve import serving
@@ -96,6 +102,10 @@ def serve(
     known = None if config else settings.remembered(folder or DEVICE_FOLDER)
     if known is None and (file := config or settings_file()):
         known = settings.from_options(file, {"folder": folder})
+    if known and stream:
+        tree = msgspec.to_builtins(known)
+        tree["capture"]["source"] = stream
+        known = settings.convert(tree, "--stream")
     place = Path(known.folder) if known else folder or DEVICE_FOLDER
     with signals.serving(print_status), serving(place, known, host, port, answers.values) as service:
         service.run()
@@ -105,6 +115,7 @@ def watch(
     camera: Annotated[
         str, option("--camera CAMERA", "Number of a camera, an rtsp:// or http:// address, or a video file.")
     ] = "0",
+    stream: StreamOption = "",
     folder: FolderOrThatOfSettings = None,
     interval: Annotated[
         float, option("--interval SECONDS", "Shortest time between predictions, in seconds.", min=0)
@@ -112,6 +123,12 @@ def watch(
     limit: Annotated[
         int | None, option("--limit N", "Number of predictions after which it ends [until Ctrl-C].", min=1)
     ] = None,
+    consensus: Annotated[
+        str, option("--consensus VOTES", "Report a state once K of the last N predictions agree: K/N [each].")
+    ] = "",
+    lasting: Annotated[
+        str, option("--for DURATION", "For how long, such as 10s or 2min; they must agree until then.")
+    ] = "0s",
     publish: Annotated[
         bool, option("--publish", "Also publish over MQTT, with Home Assistant discovery.")
     ] = False,
@@ -121,16 +138,19 @@ def watch(
     answers: PredictionOptions,
     connection: ConnectionOptions,
 ) -> None:
-    """Predict the newest frame of a camera, again and again: one JSON object per line."""
-    from contextlib import ExitStack, nullcontext
+    """Predict the newest frame of a camera, or each window of a stream: one JSON object per line."""
+    from contextlib import ExitStack, closing, nullcontext
 
     import msgspec
 
     from edge_fl_devices import config as settings
     from edge_fl_maker.capture.camera import Camera
+    from edge_fl_maker.capture.streams import Stream
+    from edge_fl_maker.consensus import Consensus
     from edge_fl_maker.current_model import CurrentModel
     from edge_fl_maker.watch import watch as predictions
 
+    agreed = Consensus(consensus, units.parse_duration(lasting, "--for")) if consensus else None
     if folder is None:
         folder = Path(settings.from_options(config, {}).folder) if config else DEVICE_FOLDER
     with nullcontext() if limit else signals.serving(print_status), ExitStack() as stack:
@@ -141,8 +161,9 @@ def watch(
             from edge_fl_maker import home_assistant
 
             publisher = stack.enter_context(home_assistant.connected(config, id, connection.given()))
-        frames = stack.enter_context(Camera(camera))
-        for found in predictions(model, frames, interval_s=interval, count=limit or 0):
+        source = Stream(stream, model.current().manifest.input) if stream else Camera(camera)
+        stack.enter_context(closing(source))
+        for found in predictions(model, source, interval_s=interval, count=limit or 0, consensus=agreed):
             sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
             sys.stdout.flush()
             if publisher:

@@ -61,14 +61,14 @@ class HomeAssistant:
         )  # `Connected` may come a moment later, and must not be taken for a reconnect
 
     def publish(self, found: WatchedPrediction) -> None:
-        """Publish a prediction if its class is new or the last one is older than REPEAT_S."""
+        """Publish a prediction if its state is new or the last one is older than REPEAT_S."""
         if self._announce.is_set():  # connected, for the first time or again
             self._announce.clear()
             for packet in (*announcements(self._device, self._fleet), self._availability(ONLINE)):
                 self._transport.publish(packet)
             self._published = ""
         now_s = time.monotonic()
-        shown = found.label or found.status
+        shown = found.state or ""
         if shown == self._published and now_s < self._due_s:
             return
         self._published, self._due_s = shown, now_s + REPEAT_S
@@ -109,7 +109,7 @@ def announcements(device: str, fleet: str) -> list[Packet]:
         "class": {
             "name": "Class",
             "icon": "mdi:eye",
-            "value_template": "{{ value_json.label or value_json.status }}",
+            "value_template": "{{ value_json.state }}",
             "json_attributes_topic": state,
         },
         "probability": {

@@ -1,4 +1,4 @@
-"""Predict the newest frames of a camera, one after the other: `edge-fl device watch`."""
+"""Predict the newest frames of a camera, or the windows of a stream, one after the other: `edge-fl device watch`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import numpy as np
-from numpy.typing import NDArray
-
+from edge_fl.console.output import print_status
+from edge_fl.errors import InputError
+from edge_fl.files.npz import Array
 from edge_fl.inputs import InputSpec
-from edge_fl.modalities import pictures
+from edge_fl.modalities import ABOUT, pictures
 from edge_fl_devices.serving.predict import Prediction, Predictor
 from edge_fl_maker.capture.camera import Camera, Frame
+from edge_fl_maker.capture.streams import Stream
+from edge_fl_maker.capture.timeline import samples
+from edge_fl_maker.consensus import Consensus
 from edge_fl_maker.current_model import CurrentModel
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedPrediction(Prediction):
-    """A prediction, whose `name` is the camera's, with the time and the number of its frame.
+    """A prediction, whose `name` is the camera's or stream's, with the time and the number of its frame or window.
 
-    behind: the number of newer frames at the start of the prediction. head, accuracy: what the head is, and how accurate, in words.
+    behind: the number of newer frames (of a stream, blocks of values) at the start of the prediction. head, accuracy: what the head is, and
+    how accurate, in words. state: what the last predictions agree on, None before they do; without a consensus the class, or why there is
+    none. flips: how often the state has changed.
     """
 
     time: str
@@ -29,36 +34,77 @@ class WatchedPrediction(Prediction):
     behind: int
     head: str = ""
     accuracy: str = ""
+    state: str | None = None
+    flips: int = 0
 
 
 def watch(
-    model: CurrentModel, camera: Camera, *, interval_s: float = 0.0, count: int = 0
+    model: CurrentModel,
+    source: Camera | Stream,
+    *,
+    interval_s: float = 0.0,
+    count: int = 0,
+    consensus: Consensus | None = None,
 ) -> Iterator[WatchedPrediction]:
-    """Predict the newest frame at most every `interval_s`, `count` times (0: until the video ends)."""
+    """Predict the newest frame, or the next window, at most every `interval_s`, `count` times (0: until the video ends).
+
+    Raises InputError for a stream if the release takes pictures.
+    """
     made, due_s = 0, time.monotonic()
-    while not count or made < count:
-        time.sleep(max(0.0, due_s - time.monotonic()))
-        due_s = max(due_s + interval_s, time.monotonic())
-        if (frame := camera.newest()) is None:
-            return
-        behind, seen = camera.grabbed - frame.number, datetime.now(UTC)
-        predictor = model.current()
-        (found,) = predictor.predictions(_image(frame, predictor.manifest.input), [camera.name])
+    taken = _frames(model, source) if isinstance(source, Camera) else _windows(model, source)
+    for predictor, x, number, behind in taken:
+        if time.monotonic() < due_s:
+            continue
+        due_s, seen = max(due_s + interval_s, time.monotonic()), datetime.now(UTC)
+        (found,) = predictor.predictions(x, [source.name])
+        if consensus and consensus.add(found.label, time.monotonic()):
+            print_status(f"{source.name}: {consensus.state} (change {consensus.flips})")
+        yield WatchedPrediction(
+            **{name: getattr(found, name) for name in Prediction.__slots__},
+            time=seen.isoformat(timespec="milliseconds"),
+            frame=number,
+            behind=behind,
+            head=predictor.head_words,
+            accuracy=predictor.accuracy.words,
+            state=consensus.state if consensus else found.text,
+            flips=consensus.flips if consensus else 0,
+        )
         made += 1
-        yield _watched(found, seen, frame.number, behind, predictor)
+        if made == count:
+            return
+        if isinstance(source, Camera):
+            time.sleep(max(0.0, due_s - time.monotonic()))
 
 
-def _watched(
-    found: Prediction, seen: datetime, number: int, behind: int, predictor: Predictor
-) -> WatchedPrediction:
-    fields = {name: getattr(found, name) for name in Prediction.__slots__}
-    time = seen.isoformat(timespec="milliseconds")
-    head, accuracy = predictor.head_words, predictor.accuracy.words
-    return WatchedPrediction(**fields, time=time, frame=number, behind=behind, head=head, accuracy=accuracy)
+def _frames(model: CurrentModel, camera: Camera) -> Iterator[tuple[Predictor, Array, int, int]]:
+    """Yield predictors with samples [1, ...] for them, the number of each, and how many newer ones there are."""
+    while frame := camera.newest():
+        predictor = model.current()
+        image = _image(frame, predictor.manifest.input)
+        yield predictor, image, frame.number, camera.grabbed - frame.number
 
 
-def _image(frame: Frame, input: InputSpec) -> NDArray[np.uint8]:
-    """The frame as the extractor's input uint8 [1, C, H, W]."""
+def _windows(model: CurrentModel, stream: Stream) -> Iterator[tuple[Predictor, Array, int, int]]:
+    """Yield samples as `_frames`; the release before predicts on if a new one takes another kind of samples."""
+    predictor = model.current()
+    if (kind := predictor.manifest.input.kind) == "picture":
+        raise InputError(f"stream {stream.name}: the release takes pictures; expected --camera")
+    taken = enumerate(samples(stream, predictor.manifest.input), 1)
+    while item := next(taken, None):
+        yield predictor, item[1], item[0], stream.waiting.qsize()
+        newer = model.current()
+        input = newer.manifest.input
+        if input.kind != kind:
+            words = f"release {newer.manifest.release} takes {ABOUT[input.kind].samples}, the stream has {ABOUT[kind].samples}"
+            stream.say("release", f"{words}; release {predictor.manifest.release} predicts on")
+        else:
+            if input != predictor.manifest.input:
+                taken = enumerate(samples(stream, input), item[0] + 1)
+            predictor = newer
+
+
+def _image(frame: Frame, input: InputSpec) -> Array:
+    """The frame as the extractor's input [1, C, H, W]."""
     if input.channels == 1:
         planes = pictures.grey(frame.pixels)[None]
     else:

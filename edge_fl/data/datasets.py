@@ -120,8 +120,7 @@ def digits(data_dir: Path) -> Dataset:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    x = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # 17 grey levels
-    return Dataset("digits", Samples(x[:, None], digits.target.astype(np.int64)), _DIGITS)
+    return Dataset("digits", Samples.of(digits.images / 16, digits.target, _DIGITS, "digits"), _DIGITS)
 
 
 def from_file(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Dataset:

@@ -1,6 +1,6 @@
-"""Augmentations as pure functions of images x float32 [B, C, H, W] in 0..1 and a key.
+"""Augmentations as pure functions of samples and a key: of images x float32 [B, C, H, W] in 0..1, and one of samples of any kind.
 
-Parameters are drawn per image; flip, crop, scale and rotation are one affine resampling.
+Parameters are drawn per sample; flip, crop, scale and rotation are one affine resampling.
 """
 
 import math
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edge_fl.learn.random import fold, uniform
+from edge_fl.errors import MethodError
+from edge_fl.learn.random import fold, normal, uniform
 
 Augmentation = Callable[[Tensor, Tensor], Tensor]  # (x, key) -> x
 
@@ -46,16 +47,27 @@ def supcon(x: Tensor, key: Tensor) -> Tensor:
     return _greyscale(_jitter(x, fold(key, 20)), fold(key, 21))
 
 
-def hide_patches(x: Tensor, key: Tensor, share: float, fill: Tensor, patch: int = 4) -> Tensor:
-    """Replace floor(share * P) of the P patches of each image by `fill` [C, 1, 1] (FedRIR; 4x4 pixels [C]).
+def jitter(x: Tensor, key: Tensor) -> Tensor:
+    """Each channel times 1 + 0.1 n, each value times 1 + 0.05 n, n normal: scaling and jitter of sensors (Um et al., ICMI 2017)."""
+    own = normal(fold(key, 30), *x.shape[:-1], 1)
+    found = x * (1 + 0.1 * own) * (1 + 0.05 * normal(fold(key, 31), *x.shape))
+    return found.clamp(0, 1) if x.dim() == 4 else found
 
-    Patches are drawn per image. Pixels beyond the last whole patch are never hidden.
+
+def hide_patches(x: Tensor, key: Tensor, share: float, fill: Tensor, patch: int = 4) -> Tensor:
+    """Replace floor(share * P) of the P patches of each sample by `fill` [C, 1, 1] (FedRIR; 4x4 pixels [C]).
+
+    Patches are drawn per sample; of samples that are no images [B, C, H, W] they are 4 values of the last dimension, of all channels.
+    Values beyond the last whole patch are never hidden.
     """
-    rows, columns = x.shape[2] // patch, x.shape[3] // patch
+    height, tall = (x.shape[2], patch) if x.dim() == 4 else (1, 1)
+    rows, columns = height // tall, x.shape[-1] // patch
     drawn = uniform(key, len(x), rows * columns)
     hidden = drawn.argsort(1).argsort(1) < math.floor(share * rows * columns + 1e-9)
-    grid = hidden.reshape(-1, 1, rows, columns).repeat_interleave(patch, 2).repeat_interleave(patch, 3)
-    grid = F.pad(grid.to(x.dtype), (0, x.shape[3] - columns * patch, 0, x.shape[2] - rows * patch))
+    grid = hidden.reshape(-1, 1, rows, columns).repeat_interleave(tall, 2).repeat_interleave(patch, 3)
+    grid = F.pad(grid.to(x.dtype), (0, x.shape[-1] - columns * patch, 0, height - rows * tall))
+    if x.dim() < 4:
+        grid = grid.reshape(len(x), *(1 for _ in x.shape[1:-1]), -1)
     return torch.where(grid > 0, fill, x)
 
 
@@ -65,7 +77,20 @@ AUGMENTATIONS: dict[str, Augmentation] = {
     "gentle": gentle,
     "flip-rotate": flip_rotate,
     "supcon": supcon,
+    "jitter": jitter,
 }
+FOR_ALL = ("none", "jitter")
+"""Augmentations of samples of any kind; the others are of images."""
+
+
+def augmented(name: str, x: Tensor, key: Tensor) -> Tensor:
+    """Apply the augmentation `name`. Raises MethodError for one of images on other samples."""
+    if x.dim() != 4 and name not in FOR_ALL:
+        shape = ", ".join(map(str, x.shape[1:]))
+        raise MethodError(
+            f"augment {name!r} is for pictures, not for samples [{shape}]: expected {' or '.join(FOR_ALL)}"
+        )
+    return AUGMENTATIONS[name](x, key)
 
 
 def _signs(x: Tensor, key: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from edge_fl.learn import tree
-from edge_fl.learn.augment import AUGMENTATIONS
+from edge_fl.learn.augment import augmented
 from edge_fl.learn.network.part import Part
 from edge_fl.learn.pictures import pixels
 from edge_fl.learn.random import fold, key_of
@@ -57,7 +57,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Batches:
-    """x uint8 [N, C, H, W] or float32 features [N, d]; y int64 [N]; `run`, `round` and `client` seed every draw.
+    """x [N, ...] are samples or features [N, d]; y int64 [N]; `run`, `round` and `client` seed every draw.
 
     `stragglers`: the probability that the client runs only some of the epochs in a round. `augment`: the augmentation of training images,
     by name; features are never augmented.
@@ -100,7 +100,7 @@ class Batches:
     def _augmented(self, batch: Batch) -> Batch:
         if self.augment == "none" or batch.x.dim() != 4:
             return batch
-        return replace(batch, x=AUGMENTATIONS[self.augment](batch.x, fold(batch.key, VIEW)))
+        return replace(batch, x=augmented(self.augment, batch.x, fold(batch.key, VIEW)))
 
     def noise_seed(self, stage: str) -> int:
         """The seed of a stage's keys."""

@@ -78,21 +78,25 @@ class Decoder(nn.Module):
     """Features [N, d] -> normalised images [N, C, H, W]: linear to 64 small planes, then two transposed convolutions 5x5 of stride 2.
 
     Sides that are not 4s + 12 are cropped. With the model `cnn2-bn` it has the size of the official code, as have the other networks.
+    Other samples are taken as images of height 1, with kernels 1x5; a row of a table and a clip have one channel.
     """
 
     def __init__(self, dim: int, input: InputSpec) -> None:
         super().__init__()
-        self.height, self.width = input.height, input.width
-        rows, columns = (max(1, ceil((side - 12) / 4)) for side in (input.height, input.width))
+        flat = input.kind != "picture"
+        self.shape, planes = input.shape, input.shape[0] if len(input.shape) > 1 else 1
+        self.height, self.width = 1 if flat else input.height, input.shape[-1]
+        rows, columns = (max(1, ceil((side - 12) / 4)) for side in (self.height, self.width))
+        kernel, stride, more = ((1, 5), (1, 2), (0, 1)) if flat else (5, 2, 1)
         self.linear = nn.Linear(dim, 64 * rows * columns)
         self.planes = nn.Unflatten(1, (64, rows, columns))
-        self.first = nn.ConvTranspose2d(64, 32, 5, stride=2, output_padding=1)
-        self.second = nn.ConvTranspose2d(32, input.channels, 5, stride=2, output_padding=1)
+        self.first = nn.ConvTranspose2d(64, 32, kernel, stride, output_padding=more)
+        self.second = nn.ConvTranspose2d(32, planes, kernel, stride, output_padding=more)
 
     def forward(self, z: Tensor) -> Tensor:
         x = self.second(torch.relu(self.first(self.planes(self.linear(z)))))
         cropped: Tensor = x[:, :, : self.height, : self.width]
-        return cropped
+        return cropped.reshape(len(z), *self.shape)
 
 
 class Estimator(nn.Module):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from edge_fl import heads
 from edge_fl.config import OptimiserConfig
-from edge_fl.learn.augment import AUGMENTATIONS
+from edge_fl.learn.augment import AUGMENTATIONS, augmented
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.losses import supcon, supcon_in, unit
 from edge_fl.learn.network.part import projection, shared
@@ -37,7 +37,7 @@ class RepPer(Method):
     proj_dim: int = hyper(0, "width of the projection in stage 1; 0: none", low=0, source="128 in Khosla")
     augment: str = hyper(
         "auto",
-        "augmentation that makes a view; auto: gentle for grey images, supcon for colour",
+        "augmentation that makes a view; auto: gentle for grey images, supcon for colour, jitter for others",
         choices=("auto", *AUGMENTATIONS),
         source="[D]",
     )
@@ -64,11 +64,12 @@ class RepPer(Method):
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         net, suitable = self.net, "supcon" if self.net.input.channels == 3 else "gentle"
-        view = AUGMENTATIONS[suitable if self.augment == "auto" else self.augment]
+        suitable = suitable if net.input.kind == "picture" else "jitter"
+        name = suitable if self.augment == "auto" else self.augment
         contrast = supcon_in if self.supcon == "in" else supcon
 
         def loss(w: Parts, batch: Batch) -> Tensor:  # Eq. 5
-            views = torch.cat([view(batch.x, fold(batch.key, 1)), view(batch.x, fold(batch.key, 2))])
+            views = torch.cat([augmented(name, batch.x, fold(batch.key, view)) for view in (1, 2)])
             z = unit(net.projection(w.get("projection", {}), net.extractor(w["extractor"], views)))
             mask = None if batch.mask is None else batch.mask.repeat(2)
             return contrast(z, batch.y.repeat(2), self.temperature, mask)

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path, PurePath
 from typing import BinaryIO, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.errors import DataError
+from edge_fl.errors import DataError, brief
+from edge_fl.files.folder import unusable
 from edge_fl.files.npz import Array
 from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec, Kind
-from edge_fl.modalities.limits import FULL_BITS, LIMITS, FileLimits
+from edge_fl.modalities.limits import FULL_BITS, LIMITS, MB, FileLimits
 
 Thumbnails = NDArray[np.uint8]
 SIDE = 16
@@ -124,6 +126,33 @@ class Modality(Protocol):
         """Return how much detail samples have: the shorter side of pictures in pixels, 0 for others."""
 
 
+@contextmanager
+def opened(source: Path | BinaryIO) -> Iterator[BinaryIO]:
+    """Open a file; whatever is raised inside the block becomes a UnusableFileError: a malformed file may cause an exception of any type."""
+    try:
+        if isinstance(source, Path) and (reason := unusable(source)):
+            raise UnusableFileError(source, reason, passing=True)
+        with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
+            file.seek(0)
+            yield file
+    except UnusableFileError:
+        raise
+    except EOFError as error:
+        raise UnusableFileError(source, "truncated") from error
+    except Exception as error:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
+            reason = getattr(error, "strerror", None) or "out of memory"
+            raise UnusableFileError(source, reason.lower(), passing=True) from error
+        raise UnusableFileError(source, "damaged", brief(f"{type(error).__name__}: {error}")) from error
+
+
+def require_memory(source: Path | BinaryIO, needed: float, limits: FileLimits) -> None:
+    """Raise UnusableFileError if what a file needs, in bytes, is above the limits."""
+    if needed > (allowed := min(limits.decoding_bytes, limits.max_bytes)):
+        detail = f"it needs about {needed / MB:.0f} MB, allowed are {allowed / MB:.0f} MB; divide the file"
+        raise UnusableFileError(source, "too large for this board", detail)
+
+
 def require_kind(input: InputSpec, kind: Kind, where: object) -> None:
     """Raise DataError, which begins with `where`, if an extractor takes samples of another kind."""
     if input.kind != kind:
@@ -143,7 +172,8 @@ def noise(levels: NDArray[np.uint8], input: InputSpec) -> NDArray[np.float32]:
         return scaled(levels)
     shape = (-1, *(1 for _ in input.shape[1:]))
     mean, std = (np.array(values, np.float32).reshape(shape) for values in (input.mean, input.std))
-    return mean + std * (levels.astype(np.float32) - np.float32(127.5)) / np.float32(73.9)
+    found: NDArray[np.float32] = mean + std * ((levels.astype(np.float32) - 127.5) / np.float32(73.9))
+    return found
 
 
 def rounded(values: NDArray[np.float64]) -> tuple[float, ...]:

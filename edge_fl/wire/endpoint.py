@@ -33,6 +33,7 @@ class Endpoint:
 
     `ca`, `cert` and `key` are PEM files; `cert` and `key` are the client's own. `login` is a folder with a user name and a
     password, which are sent over TLS only. Without `ca` the broker's certificate must be signed by a CA of this system.
+    A `Login` belongs to a broker of other programs, to which `tls` says whether to speak TLS.
     """
 
     host: str = "127.0.0.1"
@@ -40,14 +41,15 @@ class Endpoint:
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
-    login: Path | None = None
+    login: Path | Login | None = None
+    tls: bool | None = None
 
     def __str__(self) -> str:
         return f"{'mqtts' if self.uses_tls else 'mqtt'}://{self.host}:{self.port}"
 
     @property
     def uses_tls(self) -> bool:
-        return bool(self.ca or self.login)
+        return bool(self.ca or self.login) if self.tls is None else self.tls
 
     def client_id(self, fleet: str, device: str) -> str:
         """MQTT client id of a device: the name on its certificate, else with its fleet, since fleets on one broker may use equal names."""

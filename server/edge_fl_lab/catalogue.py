@@ -17,7 +17,7 @@ from edge_fl.methods import FINE_TUNED, METHODS, build_method, find, hypers, nam
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl.methods.contract.tiers import of_method
-from edge_fl.models import MODELS, backbones
+from edge_fl.models import MODELS, audio, backbones
 
 COLUMNS = {
     "name": "name",
@@ -145,7 +145,12 @@ def _bound(value: float | None, otherwise: str) -> str:
 def models() -> list[dict[str, str]]:
     """One row per model; `weights` says where those of pretrained networks are."""
     pretrained = [
-        {"name": name, "options": "size", "description": description, "weights": found}
+        {
+            "name": name,
+            "options": "seconds" if name == audio.SPEECH else "size",
+            "description": description,
+            "weights": found,
+        }
         for name, (description, found) in backbones.listing().items()
     ]
     own = [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_fl import heads, metrics
+from edge_fl import heads, metrics, modalities
 from edge_fl.console import units
 from edge_fl.console.tables import Column, Columns
 from edge_fl.data.partition import Split, dirichlet_clients
@@ -135,4 +135,4 @@ def write_images(path: Path, data: Samples) -> None:
 
 
 def _flat(samples: Samples):  # type: ignore[no-untyped-def]
-    return samples.x.reshape(len(samples), -1).astype("float32") / 255
+    return modalities.scaled(samples.x).reshape(len(samples), -1)

@@ -55,10 +55,7 @@ class SampleFolder:
         return sorted({file.domain for file in self.files if file.domain})
 
     def input(self, **chosen: float) -> InputSpec:
-        """The input that the modality proposes for the files that can be opened; `chosen`: what is given of window_s and rate.
-
-        Raises DataError.
-        """
+        """The input that is proposed for the files that can be opened; chosen: window_s and rate, if not 0. Raises DataError."""
         modality, paths = modalities.of(self.kind), []
         for file in self.files:
             with suppress(UnusableFileError):
@@ -73,31 +70,24 @@ class SampleFolder:
 
 def find(folder: Path, kind: Kind) -> SampleFolder:
     """List the files of a kind. Those of domains count only if no class is directly in the folder. Raises DataError without the folder."""
-    about = ABOUT[kind]
+    suffixes, what = ABOUT[kind].suffixes, ABOUT[kind].files
     is_file = kind == "table" and folder.is_file()
     if not (is_file or folder.is_dir()):
-        raise DataError(
-            f"{text(folder)}: no such folder; expected one folder of {about.files} per class in it"
-        )
-    listing, files, loose, others = (
-        FolderListing([folder]) if is_file else walk(folder),
-        [],
-        [],
-        Counter[str](),
-    )
-    for path in listing.files:
-        parts = path.relative_to(folder).parts
-        if path.suffix.lower() not in about.suffixes:
-            others.update([ABOUT[other].files] if (other := kind_of(path)) else [])
-        elif len(parts) < 2:
-            loose.append(SampleFile(path, "", composed(path.stem)))
-        elif len(parts) < 4 and (name := class_of(parts[-2])):
-            files.append(SampleFile(path, name, composed(parts[0]) * (len(parts) == 3)))
+        raise DataError(f"{text(folder)}: no such folder; expected one folder of {what} per class in it")
+    listing = FolderListing([folder]) if is_file else walk(folder)
+    files, loose = list[SampleFile](), list[Path]()
+    for path in (path for path in listing.files if path.suffix.lower() in suffixes):
+        *around, _ = ("", *path.relative_to(folder).parts)
+        if len(around) < 2:
+            loose.append(path)
+        elif len(around) < 4 and (name := class_of(around[-1])):
+            files.append(SampleFile(path, name, composed(around[1]) * (len(around) == 3)))
     files = [file for file in files if not file.domain] or files
     if kind == "table" and not files:
-        files = loose if len(loose) > 1 else [file._replace(domain="") for file in loose]
-    remarks = [f"{count} {what} are left out" for what, count in sorted(others.items())]
-    return SampleFolder(kind, listing, files, remarks)
+        files = [SampleFile(path, "", composed(path.stem) * (len(loose) > 1)) for path in loose]
+    others = (kind_of(path) for path in listing.files if path.suffix.lower() not in suffixes)
+    counts = Counter(ABOUT[other].files for other in others if other)
+    return SampleFolder(kind, listing, files, [f"{n} {other} are left out" for other, n in counts.items()])
 
 
 def read(files: Sequence[SampleFile], input: InputSpec, most: int = 0) -> SamplesRead:

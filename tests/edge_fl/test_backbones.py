@@ -192,7 +192,7 @@ def test_another_machine_checks_the_weights(tmp_path: Path) -> None:
         (ModelConfig("timm:test_vit.r160"), r"unknown weights 'r160' \(did you mean 'r160_in1k'\?\)"),
         (ModelConfig("torchvision:resnet8"), r"unknown \(did you mean 'resnet18'\?\)"),
         (ModelConfig("torchvision:squeezenet1_0", weights="random"), "its classifier is not a linear layer"),
-        (ModelConfig("torchvision:vit_b_32", {"size": 64}, "random"), "images 3x64x64: Wrong image height"),
+        (ModelConfig("torchvision:vit_b_32", {"size": 64}, "random"), "pictures 3x64x64: Wrong image height"),
         (ModelConfig("efficientnet-lite0", {"siz": 64}), r"unknown option 'siz' \(did you mean 'size'\?\)"),
         (ModelConfig("efficientnet-lite0", {"size": 4}), "size = 4, expected 8 to 1024"),
     ],

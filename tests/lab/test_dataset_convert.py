@@ -16,6 +16,7 @@ from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
 from edge_fl.modalities import pictures
 from edge_fl_lab.dataset_files import convert, convert_files
+from tests.devices.recordings import recordings
 
 RNG = np.random.default_rng(0)
 
@@ -165,6 +166,47 @@ def test_folders_of_one_class_in_two_unicode_forms_become_one(tmp_path: Path) ->
     ]
     dataset = datasets.load("waste", tmp_path)
     assert dataset.classes == ("Glas", "glas", "müll") and sorted(dataset.samples.y) == [0, 1, 2, 2]
+
+
+def test_recordings_of_people_become_groups_and_domains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for person in ("ann", "bob"):
+        recordings(tmp_path / "watch" / person, each=2)
+    (tmp_path / "watch" / "ann" / "lying" / "odd.csv").write_bytes(b"\0\xff")
+    command = [
+        "data",
+        "convert",
+        str(tmp_path / "watch"),
+        "moves",
+        "--data-dir",
+        str(tmp_path),
+        "--window",
+        "1",
+    ]
+    assert cli.main(command) == 0
+    said = capsys.readouterr().err
+    assert "odd.csv: " in said and "1 files of another kind, or damaged, are left out" in said
+    dataset = datasets.load("moves", tmp_path)
+    assert (dataset.classes, dataset.domain_names) == (("lying", "standing"), ("ann", "bob"))
+    assert dataset.given is not None and dataset.given.form == "series 2x25 at 25 Hz"
+    assert dataset.samples.x.shape[0] == 8 * 6  # of 4 s in windows of 1 s that overlap by half
+    split = split_clients(dataset, DataConfig(partition="domain", clients=2), 0)
+    groups = [set(dataset.samples.groups[rows].tolist()) for rows in (split.train[0], split.test[0])]
+    assert not groups[0] & groups[1] and len(groups[0] | groups[1]) == 4
+    assert cli.main(["datasets", "list", "--data-dir", str(tmp_path), "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["name"]: row["samples"] for row in rows}["moves"] == "series 2x25 at 25 Hz"
+
+
+def test_rows_with_a_class_column_become_a_dataset_of_sites(tmp_path: Path) -> None:
+    for site in ("berlin", "wien"):
+        (tmp_path / "sites").mkdir(exist_ok=True)
+        (tmp_path / "sites" / f"{site}.csv").write_text("length,species\n1,a\n2,b\n")
+    convert_files(tmp_path / "sites", "iris", tmp_path, "table")
+    dataset = datasets.load("iris", tmp_path)
+    assert (dataset.kind, dataset.domain_names) == ("table", ("berlin", "wien"))
+    assert dataset.samples.x.tolist() == [[1.0], [2.0]] * 2 and dataset.samples.y.tolist() == [0, 1, 0, 1]
 
 
 def test_a_folder_without_pictures_is_rejected(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_wrong_number_is_refused_wherever_one_is_expected(service: Service) ->
             assert send(service, f"POST /predict?top={number}") == 400, number
         assert send(service, "POST /predict", f"Content-Length: {plain}", length=False) in REFUSED, number
         assert send(service, f"GET /label?x={number}&version={number}") == 200
-        assert send(service, f"GET /api/label/picture?name={number}&version={number}") == 422, number
+        assert send(service, f"GET /api/label/preview?name={number}&version={number}") == 422, number
         assert send(service, "POST /predict", f"{FORM}*{plain}*=x", body=b"--x") in REFUSED, number
         assert send(service, f"GET /health HTTP/{plain}\r\nX:") in (*REFUSED, 505, 200), number
     for path in ("http://[/health", "http://[::1/health", "//[/health", "http://a:b/health"):
@@ -132,7 +132,7 @@ def test_random_damage_to_requests_is_refused(service: Service) -> None:
         b"\r\n\r\n--x\r\nfilename\r\n\r\nabc\r\n--x--\r\n  ",
         b"POST /api/label/skip HTTP/1.1\r\nHost: 127.0.0.1:80\r\nX-Edge-FL: 1\r\nCookie: edge_fl_token=a\r\nContent-Length: 36"
         b'\r\n\r\n{"client":"a","name":"b","version":1}',
-        b"GET /api/label/picture?name=a.png&version=00 HTTP/1.1\r\nHost: [::1]:80\r\nOrigin: http://[::1]:80\r\n\r\n",
+        b"GET /api/label/preview?name=a.png&version=00 HTTP/1.1\r\nHost: [::1]:80\r\nOrigin: http://[::1]:80\r\n\r\n",
     ]
     for _ in range(300):
         request = bytearray(choose.choice(valid))

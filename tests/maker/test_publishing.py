@@ -2,7 +2,11 @@
 
 import queue
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
+from time import sleep
 
 import pytest
 
@@ -17,6 +21,7 @@ from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_devices.storage.store import Store
+from edge_fl_maker.capture.streams import Stream
 from edge_fl_maker.home_assistant import connected
 from edge_fl_maker.watch import WatchedPrediction
 
@@ -81,6 +86,22 @@ def test_with_a_running_agent_another_certificate_is_used(broker: tuple[int, Pat
         second = {"identity": str(folder / "pi-1-camera")}
         with connected(config, None, second) as publisher:
             publisher.publish(PREDICTION)
+
+
+def test_a_stream_is_read_with_an_identity(broker: tuple[int, Path], tmp_path: Path) -> None:
+    port, folder = broker
+    source = f"mqtts://127.0.0.1:{port}/homeassistant/sensor/pi-1/prediction?identity={folder / 'home' / 'operator'}"
+    config = settings(tmp_path, port, folder / "pi-1")
+    with closing(Stream(source)) as stream, connected(config, None, {}) as publisher:
+        for label in cycle("ab"):  # a change is published at once
+            publisher.publish(replace(PREDICTION, state=label))
+            if not stream.waiting.empty():
+                break
+            sleep(0.05)
+        values, *_ = next(stream.blocks())
+    assert values["probability"].tolist() == [0.9] and values["frame"].tolist() == [1]
+    with closing(Stream(source.replace("operator", "nobody"))) as stream, pytest.raises(ConfigError):
+        next(stream.blocks())
 
 
 def test_without_settings_a_name_is_needed() -> None:

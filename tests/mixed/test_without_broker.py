@@ -239,7 +239,7 @@ def test_the_label_page_learns_without_a_broker_from_its_start(broker: Mosquitto
             eventually(partial(reachable, port), "the page")
             eventually(partial(learned, port), "the features")
             for _ in range(2):
-                shown = view(port)["picture"]
+                shown = view(port)["item"]
                 body = {"client": "me", "name": shown["name"], "version": shown["version"]}
                 request(port, "POST", "/api/label/label", {**body, "class_name": truth[shown["name"]]})
                 labelled += 1

@@ -122,12 +122,16 @@ def read(folder: Path, file: RowFile | None = None) -> dict[bytes, FirstGuess]:
 
 
 def importance(rows: Mapping[bytes, FirstGuess], keys: Iterable[bytes]) -> Importance:
-    """How many pictures each labelled one stands for [n], divided by the mean of all pictures; empty if all are alike.
+    """How many files that of each labelled sample stands for [n], divided by the mean of all files; empty if all are alike.
 
     Those that were chosen stand for themselves, the others for the rest of labelled and unlabelled pictures. Without others the sum stays
     below n.
     """
-    return weights([bool((row := rows.get(key)) and row.chosen) for key in keys], _unlabelled(rows))
+    of_samples = [*keys]
+    files = dict.fromkeys(of_samples)
+    found = weights([bool((row := rows.get(key)) and row.chosen) for key in files], _unlabelled(rows))
+    by_file = dict(zip(files, found, strict=False))
+    return np.array([by_file[key] for key in of_samples]) if by_file else found
 
 
 def weights(chosen: Sequence[bool], unlabelled: int) -> Importance:

@@ -193,13 +193,20 @@ class Predictor:
         """Predict from features z [N, d], each under its name, with `top` classes instead of the predictor's."""
         rows = zip(names, self._probabilities(z), self.calibration.percentiles(z), strict=True)
         for name, probabilities, distance in rows:
-            order = np.argsort(-probabilities, kind="stable")[: top or self.top]
-            classes = tuple(
-                ClassCandidate(int(id), self.manifest.classes[id], float(probabilities[id])) for id in order
-            )
-            yield self._prediction(name, float(distance), classes)
+            yield self._prediction(name, float(distance), probabilities, top)
 
-    def _prediction(self, name: str, distance: float, top: tuple[ClassCandidate, ...]) -> Prediction:
+    def of_file(self, z: Features, name: str, top: int | None = None) -> Prediction:
+        """Predict all samples z [n, d] of a file as one, by the means of their probabilities and distances."""
+        probabilities, distances = self._probabilities(z), self.calibration.percentiles(z)
+        return self._prediction(name, float(distances.mean()), probabilities.mean(axis=0), top)
+
+    def _prediction(
+        self, name: str, distance: float, probabilities: NDArray[np.float32], most: int | None
+    ) -> Prediction:
+        order = np.argsort(-probabilities, kind="stable")[: most or self.top]
+        top = tuple(
+            ClassCandidate(int(id), self.manifest.classes[id], float(probabilities[id])) for id in order
+        )
         best, status = top[0], self._status(top[0].probability, distance)
         if status == "answered":
             return Prediction(name, best.class_id, best.label, best.probability, status, distance, top)

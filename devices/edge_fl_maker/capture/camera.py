@@ -64,7 +64,7 @@ class Camera:
     def __init__(
         self, source: str, *, limits: CameraLimits = LIMITS, notify: Callable[[str], None] = print_status
     ) -> None:
-        self.name, self.grabbed, self.interrupted = _shown(source), 0, False
+        self.name, self.grabbed, self.interrupted = shown(source), 0, False
         self._address, self._limits, self._notify = source, limits, notify
         self._source = _open(source, limits)
         self._changed = threading.Condition()
@@ -242,7 +242,7 @@ def _open(source: str, limits: CameraLimits) -> _OpenCv | _PiCamera:
         )
     if "://" in source:
         raise ConnectError(
-            f"camera {_shown(source)}: no video stream (waited at most {limits.timeout_s:g} s)", NOTHING
+            f"camera {shown(source)}: no video stream (waited at most {limits.timeout_s:g} s)", NOTHING
         )
     raise InputError(f"camera {source}: not a video that can be read; {EXPECTED}", NOTHING)
 
@@ -255,6 +255,6 @@ def _module(name: str) -> Any:
         return None
 
 
-def _shown(source: str) -> str:
+def shown(source: str) -> str:
     """The source without user name and password."""
     return re.sub(r"(?<=://)[^/@]*@", "", source)

@@ -1,4 +1,4 @@
-"""Capture pictures without labels from a camera, a stream or a watched folder into the pool, within the device's daily budget.
+"""Capture files without labels from a camera, a stream or a watched folder into the pool, within the device's daily budget.
 
     FOLDER/unlabelled/usage.json     the day's usage of the process that captures
 
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, Union
 
 from msgspec.structs import replace
 
@@ -23,12 +23,17 @@ from edge_fl.errors import DataError, EdgeFLError
 from edge_fl.files.folder import walk
 from edge_fl.files.paths import text
 from edge_fl.fleet.remote_settings import Budget
+from edge_fl.inputs import InputSpec, Kind
 from edge_fl.modalities import ABOUT
 from edge_fl_devices.board import usage
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.config import MB, CaptureConfig
 from edge_fl_maker.capture.camera import LIMITS, Camera, CameraLimits
-from edge_fl_maker.capture.pools import Added, Pool, jpeg
+from edge_fl_maker.capture.pools import Added, Captured, Pool, jpeg
+from edge_fl_maker.capture.streams import SOURCES
+
+if TYPE_CHECKING:
+    from edge_fl_maker.capture.recordings import StreamFiles
 
 log = logging.getLogger(__name__)
 
@@ -38,38 +43,31 @@ MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 State = Literal["off", "capturing", "waiting", "paused", "disk full", "not writable"]
 
 
-class Picture(NamedTuple):
-    """A picture file and where it comes from."""
-
-    content: bytes
-    source: str
-
-
-class CameraPictures(Camera):
+class CameraFiles(Camera):
     """The newest frames of a camera or stream."""
 
-    def take(self) -> Iterator[Picture]:
+    def take(self) -> Iterator[Captured]:
         """Wait for the next frame; none once the camera is closed."""
         if frame := self.newest():
-            yield Picture(jpeg(frame.pixels), self.name)
+            yield Captured(jpeg(frame.pixels), self.name, "picture")
 
 
-class FolderPictures:
-    """New pictures below a folder, which are left there. Raises DataError if it is missing.
+class FolderFiles:
+    """New files of a kind below a folder, which are left there. Raises DataError if it is missing.
 
     A file of at most LARGEST_BYTES counts once it is unchanged between two looks.
     """
 
     interrupted = False
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, kind: Kind = "picture") -> None:
+        self._folder, self._about = folder, ABOUT[kind]
         self._before: dict[Path, tuple[int, int]] = {}
         self._taken: dict[Path, tuple[int, int]] = {}
         self._look()
 
-    def take(self) -> Iterator[Picture]:
-        """Yield the new pictures in the order of their names."""
+    def take(self) -> Iterator[Captured]:
+        """Yield the new files in the order of their names."""
         now = self._look()
         before, self._before = self._before, now
         for path, stamp in now.items():
@@ -78,17 +76,17 @@ class FolderPictures:
                     content = path.read_bytes()
                 except OSError:
                     continue  # removed, or not readable yet
-                yield Picture(content, text(path))
+                yield Captured(content, text(path))
                 self._taken[path] = stamp
 
     def close(self) -> None: ...
 
     def _look(self) -> dict[Path, tuple[int, int]]:
         if not self._folder.is_dir():
-            raise DataError(f"{text(self._folder)}: no such folder; expected one with pictures")
+            raise DataError(f"{text(self._folder)}: no such folder; expected one with {self._about.files}")
         found = {}
         for path in walk(self._folder).files:
-            if path.suffix.lower() in ABOUT["picture"].suffixes:
+            if path.suffix.lower() in self._about.suffixes:
                 try:
                     stat = path.stat()
                 except OSError:
@@ -98,21 +96,27 @@ class FolderPictures:
         return found
 
 
-PictureSource = CameraPictures | FolderPictures
-"""`take` yields the pictures that are there now; one that is not followed by a request for the next is yielded again later. `interrupted`:
-the source gives no pictures at present.
+FileSource = Union[CameraFiles, FolderFiles, "StreamFiles"]
+"""`take` yields the files that are there now; one that is not followed by a request for the next is yielded again later. `interrupted`:
+the source gives none at present.
 """
 
 
-def open_source(source: str, notify: Callable[[str], None], limits: CameraLimits = LIMITS) -> PictureSource:
-    """Open the `source` of a capture configuration. Raises InputError or ConnectError."""
+def open_source(
+    source: str, notify: Callable[[str], None], limits: CameraLimits = LIMITS, input: InputSpec | None = None
+) -> FileSource:
+    """Open the `source` of a capture configuration, for a release that takes `input`. Raises InputError or ConnectError."""
     if source.startswith(WATCH):
-        return FolderPictures(Path(source.removeprefix(WATCH)))
-    return CameraPictures(source.removeprefix(CAMERA), limits=limits, notify=notify)
+        return FolderFiles(Path(source.removeprefix(WATCH)), input.kind if input else "picture")
+    if source.partition(":")[0] in SOURCES:
+        from edge_fl_maker.capture.recordings import StreamFiles  # here: others need no recordings
+
+        return StreamFiles(source, input, notify)
+    return CameraFiles(source.removeprefix(CAMERA), limits=limits, notify=notify)
 
 
 class Capture:
-    """Adds pictures of `config.source` to the pool in a thread, and pictures of other programs through `add`."""
+    """Adds files of `config.source` to the pool in a thread, and those of other programs through `add`."""
 
     def __init__(
         self,
@@ -128,7 +132,7 @@ class Capture:
         self._meter = Meter(pool.folder, lambda: self._bytes, watts=budget.watts)
         self._state: tuple[State, str] = ("off", "")
         self._added = Counter[str]()
-        self._source: PictureSource | None = None
+        self._source: FileSource | None = None
         self._stopped = threading.Event()
         self._thread = threads.lasting(
             self._run,
@@ -150,10 +154,10 @@ class Capture:
         if self._thread.is_alive():
             self._thread.join()
 
-    def add(self, picture: bytes, source: str) -> Added:
-        """Add a picture to the pool, unless the day's budget is used up."""
-        why = self._over_budget(len(picture))
-        added = Added("", "paused", why) if why else self._pool.add(picture, source)
+    def add(self, content: bytes, source: str, kind: Kind | None = None) -> Added:
+        """Add a file to the pool, unless the day's budget is used up."""
+        why = self._over_budget(len(content))
+        added = Added("", "paused", why) if why else self._pool.add(content, source, kind)
         with self._lock:
             self._added[added.why or "added"] += 1
         return added
@@ -193,16 +197,17 @@ class Capture:
 
     def _capture(self) -> None:
         """Capture until stopped or until the budget is used up."""
-        with closing(open_source(self._config.source, self._notify, self._limits)) as self._source:
+        input = self._pool.input
+        with closing(open_source(self._config.source, self._notify, self._limits, input)) as self._source:
             self._become("capturing", "")
-            while not self._stopped.is_set():
-                for picture in self._source.take():
-                    added = self.add(*picture)
-                    if added.why == "paused":
+            while not self._stopped.is_set() and self._pool.input == input:
+                for found in self._source.take():
+                    added = self.add(*found)
+                    if added.why == "paused" or self._pool.input != input:  # a release with other channels
                         return
                     if added.why == "disk full" or added.why == "not writable":
                         self._become(added.why, added.detail)
-                        break  # the picture comes again
+                        break  # the file comes again
                     self._become("capturing", "")
                 self._stopped.wait(self._config.every_s)
 

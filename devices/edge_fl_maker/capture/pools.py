@@ -1,11 +1,12 @@
-"""The pool of pictures without labels in a device's folder; several processes may change it at once.
+"""The pool of files without labels in a device's folder; several processes may change it at once.
 
-    FOLDER/unlabelled/NAME.jpg, .png    the pictures; NAME is a hash of the file
-    FOLDER/unlabelled/index.jsonl       one line per picture ever added, up to REMEMBERED, so that pictures that were labelled, discarded or
-                                        dropped do not return
+    FOLDER/unlabelled/NAME.jpg, .wav, ...   the files; NAME is a hash of the file
+    FOLDER/unlabelled/index.jsonl           one line per file ever added, up to REMEMBERED, so that files that were labelled, discarded or
+                                            dropped do not return
 
-A full pool drops the least informative pictures, a share of SLACK at a time. Near duplicates are found by a difference hash: whether
-brightness rises from left to right, in each cell of a coarse grid. (The package ImageHash depends on SciPy and PyWavelets.)
+A full pool drops the least informative files, a share of SLACK at a time. Near duplicates of pictures are found by a difference hash:
+whether brightness rises from left to right, in each cell of a coarse grid. (The package ImageHash depends on SciPy and PyWavelets.) Of
+recordings, all of which differ by noise, only copies are duplicates.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from edge_fl import modalities
 from edge_fl.errors import ArtefactError, DataError
 from edge_fl.failures import Failure
 from edge_fl.files import atomic
 from edge_fl.files.disk import locked, reporting, require_space
 from edge_fl.files.paths import is_utf8, text
 from edge_fl.files.shared import make_folder, open_private
-from edge_fl.inputs import InputSpec
-from edge_fl.modalities import UnusableFileError, pictures
+from edge_fl.inputs import InputSpec, Kind
+from edge_fl.modalities import ABOUT, UnusableFileError
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.config import MB, CaptureConfig
 
@@ -43,6 +45,9 @@ MAX_DIFFERENT_BITS = 1
 GRID = InputSpec((1, SIDE, SIDE + 1), resize="stretch")
 INDEX = "index.jsonl"
 STARTS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG\r\n": ".png"}
+RECORDINGS = {b"RIFF": ".wav", b"fLaC": ".flac", b"PK\3\4": ".npz", b"PAR1": ".parquet", b"": ".csv"}
+"""Suffixes by how files begin."""
+SUFFIXES = frozenset({*STARTS.values(), *RECORDINGS.values()})
 REMEMBERED = 5000
 SLACK = 0.05
 SPARE_BYTES = 64 * MB
@@ -51,15 +56,15 @@ JPEG_QUALITY = 90
 TICK_NS = 100_000_000
 """Changes of a folder within this time of each other may have the same time."""
 
-Why = Literal[
-    "", "not a picture", "duplicate", "too soon", "too large", "paused", "disk full", "not writable"
-]
+Why = Literal["", "unusable", "duplicate", "too soon", "too large", "paused", "disk full", "not writable"]
 Order = Callable[[Sequence[str]], Sequence[str]]
-"""Sorts names of pictures, the most informative first."""
+"""Sorts names of files, the most informative first."""
 
 
 def difference_hash(picture: bytes) -> str:
     """Return the hash of a picture file, 64 bits as hexadecimal digits. Raises UnusableFileError if it cannot be decoded."""
+    from edge_fl.modalities import pictures  # here, as below: other devices need no Pillow
+
     bits, _ = pictures.bits_used(BytesIO(picture))  # which of two levels is higher does not depend on them
     grey = pictures.decode(BytesIO(picture), GRID, bits=max(8, bits) if bits else 0)[0].astype(np.int16)
     return np.packbits(np.diff(grey, axis=1) > 0).tobytes().hex()
@@ -69,6 +74,14 @@ def is_near_duplicate(hash: str, known: Iterable[int]) -> bool:
     """Whether at most MAX_DIFFERENT_BITS bits differ from one of the `known` hashes, which are numbers."""
     bits = int(hash, 16)
     return any((bits ^ each).bit_count() <= MAX_DIFFERENT_BITS for each in known)
+
+
+class Captured(NamedTuple):
+    """A file, where it comes from, and what it holds, if the source says it."""
+
+    content: bytes
+    source: str
+    kind: Kind | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +104,13 @@ class PoolEntry(Struct, frozen=True):
 
 
 class Pool:
-    """Pictures in `folder`, within the limits of `config`.
+    """Files in `folder`, within the limits of `config`, for a release that takes `input`; pictures before the first release.
 
-    `order` decides what a full pool drops: its last pictures. By default it sorts by name, which is random: an even sample of all
-    pictures that were ever added.
+    `order` decides what a full pool drops: its last files. By default it sorts by name, which is random: an even sample of all
+    files that were ever added.
     """
+
+    input: InputSpec | None = None
 
     def __init__(
         self,
@@ -108,16 +123,23 @@ class Pool:
         self._config, self._clock = config, clock
         self._listing, self._lines = _Listing(), _Lines()
 
-    def add(self, picture: bytes, source: str) -> Added:
-        """Add a picture file unless it is a near duplicate of an earlier one, or comes too soon after the last one of its source.
+    def add(self, content: bytes, source: str, kind: Kind | None = None) -> Added:
+        """Add a file unless it is a near duplicate of an earlier one, or comes too soon after the last one of its source.
 
-        Formats other than JPEG and PNG are converted to JPEG, grey ones of 16 bits to PNG. On a full disk the pool stays as it is.
+        kind: of its samples, before the first release. Pictures in other formats than JPEG and PNG are converted to JPEG, grey ones of 16
+        bits to PNG. On a full disk the pool stays as it is.
         """
+        kind = self.input.kind if self.input else kind or "picture"
         try:
-            hash = difference_hash(picture)
-            content, suffix = _storable(picture)
+            if kind == "picture":
+                hash = difference_hash(content)
+                content, suffix = _storable(content)
+            else:
+                modalities.of(kind).read(BytesIO(content), self.input)
+                hash = hashlib.blake2b(content, digest_size=8).hexdigest()
+                suffix = next(suffix for start, suffix in RECORDINGS.items() if content.startswith(start))
         except UnusableFileError as error:
-            return Added("", "not a picture", error.words)
+            return Added("", "unusable", error.words)
         if len(content) > self._config.max_bytes:
             return Added("", "too large", f"{len(content) / MB:.1f} MB, at most {self._config.max_mb:g}")
         name = hashlib.sha256(content).hexdigest()[:16] + suffix
@@ -129,14 +151,15 @@ class Pool:
             return Added("", "disk full" if error.why == Failure.ENOSPC else "not writable", error.message)
 
     def names(self) -> list[str]:
-        """Return the names of all pictures, sorted."""
-        return sorted(self._sizes())
+        """Return the names of all files of the kind that the release takes, sorted."""
+        suffixes = ABOUT[self.input.kind].suffixes if self.input else SUFFIXES
+        return sorted(name for name in self._sizes() if Path(name).suffix in suffixes)
 
     def path(self, name: str) -> Path:
         """Return the file of a picture. Raises DataError if it is not in the pool."""
         path = self.folder / name
         if not _is_name(name) or path.is_symlink() or not path.is_file():
-            raise DataError(f"{name}: not among the pictures without labels; it was labelled or dropped")
+            raise DataError(f"{name}: not among the files without labels; it was labelled or dropped")
         return path
 
     def remove(self, name: str) -> None:
@@ -322,6 +345,8 @@ class _Lines:
 
 def jpeg(pixels: NDArray[np.uint8]) -> bytes:
     """Encode pixels, grey [H, W] or RGB [H, W, 3]."""
+    from edge_fl.modalities import pictures
+
     return pictures.jpeg(pixels, JPEG_QUALITY)
 
 
@@ -330,6 +355,8 @@ def _storable(picture: bytes) -> tuple[bytes, str]:
     for start, suffix in STARTS.items():
         if picture.startswith(start):
             return picture, suffix
+    from edge_fl.modalities import pictures
+
     bits, colour = pictures.bits_used(BytesIO(picture))
     if bits and not colour:  # a JPEG has 8 bits, and which of them to keep is the learner's to know
         return pictures.grey_png(BytesIO(picture)), ".png"
@@ -339,12 +366,7 @@ def _storable(picture: bytes) -> tuple[bytes, str]:
 
 def _is_name(name: str) -> bool:
     """Whether this can be a picture of the pool; a page could not name one that is no text."""
-    return (
-        Path(name).suffix in STARTS.values()
-        and not name.startswith(".")
-        and "/" not in name
-        and is_utf8(name)
-    )
+    return Path(name).suffix in SUFFIXES and not name.startswith(".") and "/" not in name and is_utf8(name)
 
 
 def _entry(line: bytes) -> PoolEntry | None:

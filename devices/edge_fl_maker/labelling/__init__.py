@@ -1,1 +1,1 @@
-"""The label page of a device: its routes, who labels which picture, where it moves, and a head fitted after each label."""
+"""The label page of a device: its routes, who labels which file, where it moves, and a head fitted after each label."""

@@ -1,15 +1,15 @@
-"""Group pictures, fit a head after a label and order unlabelled pictures, in a child: `python -m edge_fl_maker.labelling.immediate`.
+"""Group samples, fit a head after a label and order unlabelled files, in a child: `python -m edge_fl_maker.labelling.immediate`.
 
 Where the release has a fleet's head, that is adapted to the labels (`edge_fl.heads.served`), of which there may be none. Without one only
 heads in closed form are fitted here, without scikit-learn: the release's own linear head if it has one, the class means if the device
 is configured for them, else ridge regression (`cosine`). With 2,000 pictures, 1,280 features and ten classes that takes 0.4 s of one
 core, and so does each fold of its calibration; after CALIBRATION_S no further fold is computed. The agent fits the configured kind later.
 
-Unlabelled pictures are ordered by what a label would add: uncertainty of the head plus novelty among the features.
-A picture is covered as far as it is similar to a labelled or an already chosen one, by the cosine of their directions. Greedily the picture
-is chosen next that adds most to the sum of the pictures' covers, weighted by 1 plus their uncertainty (1 minus the difference of the
-two highest probabilities). So it is far from the labelled pictures, typical of others that are, too, and among those that the head
-confuses. Without a head all weights are equal: this is the facility location problem, whose greedy solution is within a factor 1 - 1/e
+Unlabelled files are ordered by what a label would add: uncertainty of the head plus novelty among the features, both of the mean over a
+file's samples. A file is covered as far as it is similar to a labelled or an already chosen one, by the cosine of their directions.
+Greedily the file is chosen next that adds most to the sum of the files' covers, weighted by 1 plus their uncertainty (1 minus the
+difference of the two highest probabilities). So it is far from the labelled ones, typical of others that are, too, and among those that the
+head confuses. Without a head all weights are equal: this is the facility location problem, whose greedy solution is within a factor 1 - 1/e
 of the best (Nemhauser, Wolsey and Fisher, Mathematical Programming, 1978). `python -m tools.study.label_selection` compares it with a
 random choice.
 """
@@ -30,6 +30,7 @@ from edge_fl.heads import Cosine, HeadPlan, Logistic, Nearest
 from edge_fl.heads.auto import AUTO
 from edge_fl.heads.head import Array
 from edge_fl.heads.linear import direction
+from edge_fl.inputs import Kind
 from edge_fl.seeds import generator
 from edge_fl_devices.child import decode, encode, serve
 from edge_fl_devices.features import feature_rows
@@ -38,9 +39,9 @@ from edge_fl_devices.workers.class_statistics import StatisticsOffers
 from edge_fl_devices.workers.head_fitting import FitData, FitSpec, FittedHead, fit_here
 
 MOST_COVERED = 1000
-"""Pictures whose cover is computed, a sample of more."""
+"""Files whose cover is computed, a sample of more."""
 MOST_GREEDY = 100
-"""Pictures chosen one after the other; the rest follow by what each would add to these."""
+"""Files chosen one after the other; the rest follow by what each would add to these."""
 
 Features = NDArray[np.float32]
 MODULE = "edge_fl_maker.labelling.immediate"
@@ -95,7 +96,7 @@ def uncertainty(probabilities: Features) -> Features:
 class ImmediateFit(Struct, frozen=True, tag="fit"):
     """Fit the head of `spec` on labelled rows of a file of features [n, dim] with class ids y [n] and `groups` [n] (empty: all alone).
 
-    `extras` are files of the release, `folder` is that of the device. unlabelled: rows of pictures without a label; importance: as of
+    `extras` are files of the release, `folder` is that of the device. unlabelled: rows of files without a label; importance: as of
     `FitData`.
     """
 
@@ -112,22 +113,24 @@ class ImmediateFit(Struct, frozen=True, tag="fit"):
 
 
 class Grouping(Struct, frozen=True, tag="group"):
-    """Tell which pictures of these rows of a file of features [n, dim] belong together -> groups [n], empty if all are alone."""
+    """Tell which samples of these rows of a file of features [n, dim] belong together -> groups [n], empty if all are alone."""
 
     file: str
     dim: int
     rows: Array
+    kind: Kind
 
 
 class Ordering(Struct, frozen=True, tag="order"):
-    """Order unlabelled rows of a file of features [n, dim], given the labelled rows and the current head, if any.
+    """Order unlabelled files by their rows of a file of features [n, dim], given the labelled rows and the current head, if any.
 
-    The response are positions in `rows`, the most informative first.
+    counts [m]: how many of the `rows` each file has. The response are positions of files, the most informative first.
     """
 
     file: str
     dim: int
     rows: Array
+    counts: Array
     labelled: Array
     head: FittedHead | None = None
 
@@ -168,22 +171,32 @@ def fit(request: ImmediateFit) -> FittedHead:
 
 
 def order(request: Ordering) -> Array:
-    """Order the unlabelled pictures; equal ones at random, with a fixed seed."""
+    """Order the unlabelled files; equal ones at random, with a fixed seed."""
     z = feature_rows.read(Path(request.file), request.dim, request.rows)
     labelled = feature_rows.read(Path(request.file), request.dim, request.labelled)
     probabilities = None
     if request.head:
         current = request.head.choice()
-        probabilities = current.calibration.probabilities(current.head.logits(z))
+        probabilities = _means(current.calibration.probabilities(current.head.logits(z)), request.counts)
+    z = _means(z, request.counts)
     return informative(z, probabilities, labelled, len(z), generator(0, "informative"))
+
+
+def _means(of_samples: Features, counts: Array) -> Features:
+    """Means [m, ...] over the samples of each file, which follow one another."""
+    if len(of_samples) == len(counts):
+        return of_samples
+    totals = np.add.reduceat(of_samples, np.cumsum(counts) - counts)
+    means: Features = (totals / counts[:, None]).astype(np.float32)
+    return means
 
 
 def _respond(payload: bytes) -> bytes:
     match decode(payload, ImmediateFit | Grouping | Ordering):  # type: ignore[arg-type]
         case ImmediateFit() as request:
             return encode(fit(request))
-        case Grouping(file, dim, rows):
-            return encode(feature_rows.read_groups(Path(file), dim, rows))
+        case Grouping(file, dim, rows, kind):
+            return encode(feature_rows.read_groups(Path(file), dim, rows, kind))
         case request:
             return encode(order(request))
 

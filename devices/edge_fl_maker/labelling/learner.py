@@ -1,5 +1,5 @@
-"""Learn from labels at once: a thread of `edge-fl device serve` that keeps the features of all pictures, fits a head after each label, and
-orders the unlabelled pictures.
+"""Learn from labels at once: a thread of `edge-fl device serve` that keeps the features of all files, fits a head after each label, and
+orders the unlabelled files. All samples of a file have its label.
 
 The head is stored as the immediate head of the extractor (`Store.keep_immediate_head`), in a file that only this service writes. The agent
 owns everything else in the folder, including its lock: it notices the changed data, as always, fits the configured kind of head within
@@ -20,11 +20,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl import threads
+from edge_fl import modalities, threads
 from edge_fl.data import grouping
 from edge_fl.data.class_names import class_of
 from edge_fl.data.grouping import Groups
@@ -33,7 +34,9 @@ from edge_fl.files.folder import is_system
 from edge_fl.files.paths import text
 from edge_fl.heads import Head
 from edge_fl.heads.auto import Choice
-from edge_fl.modalities import ABOUT, UnusableFileError, pictures
+from edge_fl.inputs import Kind
+from edge_fl.modalities import ABOUT, UnusableFileError, kind_of_most
+from edge_fl.modalities.limits import UNKNOWN_DEPTH
 from edge_fl.release.manifests import Manifest
 from edge_fl_devices.child import KILLS, Children, decode, encode
 from edge_fl_devices.config import DeviceConfig
@@ -41,6 +44,7 @@ from edge_fl_devices.data import first_guesses, load, sources
 from edge_fl_devices.data.decoding_marker import FATAL, DecodingMarker
 from edge_fl_devices.data.file_index import origin
 from edge_fl_devices.data.first_guesses import FirstGuesses
+from edge_fl_devices.data.sources import LabelledFolder
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.features.extractor import Extractor
 from edge_fl_devices.features.feature_rows import MOST_UNLABELLED, FeatureRows, file_key
@@ -54,26 +58,29 @@ from edge_fl_maker.labelling import immediate
 from edge_fl_maker.labelling.immediate import Grouping, ImmediateFit, Ordering
 from edge_fl_maker.labelling.moves import FOLDER
 
+if TYPE_CHECKING:
+    from edge_fl_maker.labelling.previews import Preview
+
 log = logging.getLogger(__name__)
 
 CHECK_S = 5.0
-"""Interval of looks for pictures that came or went in other ways, and for a new release."""
+"""Interval of looks for files that came or went in other ways, and for a new release."""
 IDLE_S = 60.0
 FIT_DEADLINE_S = 60.0
 TOP = 3
 MOST_ORDERED = 4000
-"""Pictures of the pool that are ordered at a time, the first by name, which is random: memory of the child grows with them."""
+"""Samples of the pool that are ordered at a time, those of the first files by name, which is random: the child's memory grows with them."""
 LEAST = 2
-"""Labelled pictures without which no head is fitted, as by the agent, unless the release has a fleet's head."""
+"""Labelled files without which no head is fitted, as by the agent, unless the release has a fleet's head."""
 Files = dict[bytes, Path]
-"""Pictures by the keys of their files."""
+"""Files by their keys."""
 
 
 @dataclass(frozen=True)
 class LearnerProgress:
     """What the thread knows: the classes of the release, if any.
 
-    missing: labelled pictures without features yet. fits: immediate heads since the start. single: classes whose pictures are all of one
+    missing: labelled files without features yet. fits: immediate heads since the start. single: classes whose samples are all of one
     scene. unreadable: labelled files that cannot be used, with the reason. problem: why the last step failed, or "".
     """
 
@@ -88,7 +95,7 @@ class LearnerProgress:
 
 @dataclass(frozen=True, eq=False)
 class _Release:
-    """The release that predicts, with its extractor and the features of pictures; the 16-bit ones are scaled from `bits`."""
+    """The release that predicts, with its extractor and the features of files; 16-bit pictures are scaled from `bits`."""
 
     installed: InstalledRelease
     extractor: Extractor
@@ -101,7 +108,7 @@ class _Release:
 
 
 class Learner:
-    """Learns from the folder `data` of labelled pictures and from the pool; `lock` is held while the extractor works."""
+    """Learns from the folder `data` of labelled files and from the pool; `lock` is held while the extractor works."""
 
     def __init__(
         self, config: DeviceConfig, data: Path, model: CurrentModel, pool: Pool, lock: threading.Lock
@@ -142,12 +149,20 @@ class Learner:
         self._marker.close()
 
     def look(self) -> None:
-        """Look for changes at once: a picture was labelled, put back or added."""
+        """Look for changes at once: a file was labelled, put back or added."""
         self._changed.set()
 
+    @property
+    def kind(self) -> Kind:
+        """What the files hold: what the release takes, before the first one what the pool has."""
+        if input := self._pool.input:
+            return input.kind
+        return kind_of_most(map(Path, self._pool.names())) or "picture"
+
     def count(self) -> None:
-        """Count the pictures of every class, those included that no release names: `counts`."""
+        """Count the files of every class, those included that no release names: `counts`."""
         found: dict[str, int] = {}
+        suffixes = ABOUT[self.kind].suffixes
         with (
             suppress(FileNotFoundError),
             os.scandir(self._data) as folders,
@@ -156,8 +171,8 @@ class Learner:
                 name = class_of(folder.name)
                 if name and folder.is_dir() and not is_system(folder.name):
                     with os.scandir(folder) as files:
-                        pictures = sum(_is_picture(file.name) for file in files)
-                        found[name] = found.get(name, 0) + pictures
+                        count = sum(_is_of(file.name, suffixes) for file in files)
+                        found[name] = found.get(name, 0) + count
         counts = dict.fromkeys(self.progress.classes, 0) | dict(sorted(found.items()))
         self.counts = counts
 
@@ -167,7 +182,7 @@ class Learner:
         return self._changed.is_set() or self._working
 
     def order(self, names: Sequence[str]) -> list[str]:
-        """Sort pictures of the pool, the most informative first; those that are not ordered yet come last."""
+        """Sort files of the pool, the most informative first; those that are not ordered yet come last."""
         ranks = {name: rank for rank, name in enumerate(self._order)}
         return sorted(names, key=lambda name: (ranks.get(name, len(ranks)), name))
 
@@ -178,25 +193,43 @@ class Learner:
         return None
 
     def prediction(self, name: str, key: bytes) -> Prediction | None:
-        """Predict a picture from the features of its file's key; None without a head or before the features are known."""
+        """Predict a file from the features of its key; None without a head or before the features are known."""
         predictor, release = self.predictor(), self._release
         if predictor is None or release is None or predictor.extractor is not release.extractor:
             return None
         if predictor.bits not in (0, release.bits):  # the features are computed again
             return None
         z = release.rows.find(key)
-        return next(predictor.from_features(z, [name], TOP)) if z is not None else None
+        return predictor.of_file(z, name, TOP) if z is not None else None
 
     def fleet_guess(self, key: bytes) -> str:
-        """Return the class of a picture for the fleet's head alone; "" without one or before the features are known."""
+        """Return the class of a file for the fleet's head alone; "" without one or before the features are known."""
         release, head = self._release, self._fleet[1]
         if release is None or head is None or head.extractor != release.extractor.sha256:
             return ""
         z = release.rows.find(key)
-        return release.manifest.classes[int(head.predict(z)[0])] if z is not None else ""
+        return release.manifest.classes[int(head.logits(z).mean(axis=0).argmax())] if z is not None else ""
+
+    def preview(self, path: Path) -> Preview | None:
+        """Return what the page shows of a recording; None for a picture, whose file it shows itself. Raises UnusableFileError."""
+        if (kind := self.kind) == "picture":
+            return None
+        from edge_fl_maker.labelling import previews  # here, as below: for pictures nothing else is loaded
+
+        try:
+            return previews.of(path, file_key(path), kind, self._pool.input, self._lock)
+        except FileNotFoundError as error:
+            raise UnusableFileError(path, "labelled or dropped at this moment", passing=True) from error
+
+    def sound(self, path: Path) -> bytes:
+        """Return an audio recording as it is learned from, as a WAV file. Raises UnusableFileError."""
+        from edge_fl_maker.labelling import previews
+
+        with self._lock:
+            return previews.sound(path, self._pool.input)
 
     def is_ranked(self, name: str) -> bool:
-        """Whether the place of a picture in `order` says how informative it is."""
+        """Whether the place of a file in `order` says how informative it is."""
         return name in self._order
 
     def _run(self) -> None:
@@ -237,15 +270,16 @@ class Learner:
             release.rows.keep([*y, *unlabelled])
 
     def _look_up(self) -> _Release | None:
-        """Return the release that predicts, and count the pictures of its classes."""
+        """Return the release that predicts, and count the files of its classes."""
         before = self._release
         if (found := self._model.extractor()) is None:
             self._release = None
             self._show(classes=(), release=0)
         else:
             manifest = found[0].manifest
+            self._pool.input = manifest.input
             self._settle(manifest)
-            bits = self._bits(tuple(manifest.classes))
+            bits = self._bits(manifest)
             if before and before.extractor is found[1] and before.bits == bits:
                 rows = before.rows
             else:
@@ -256,44 +290,49 @@ class Learner:
         self.count()
         return self._release
 
-    def _bits(self, classes: tuple[str, ...]) -> int:
+    def _bits(self, manifest: Manifest) -> int:
         """How many bits 16-bit pictures use: those that the head was fitted on, else those of the settings or of a sample."""
         predictor = self.predictor()
         if predictor and predictor.bits:
             return predictor.bits
         if self._sampled is None or self._sampled[0] is not predictor:
-            depth = sources.depth_of(self._files(classes), self._spec(classes), self._marker)
+            depth = UNKNOWN_DEPTH
+            if manifest.input.kind == "picture":
+                depth = sources.depth_of(self._files(manifest), self._spec(manifest), self._marker)
             self._sampled = predictor, depth.bits
         return self._sampled[1]
 
     def _settle(self, manifest: Manifest) -> None:
-        """Decode alone what may have ended the last process, before any other picture."""
+        """Read alone what may have ended the last process, before any other file."""
         if self._marker.suspect:
+            read = modalities.of(manifest.input.kind).read
             with self._lock:
-                self._marker.settle(
-                    self._files(tuple(manifest.classes)), lambda path: pictures.decode(path, manifest.input)
-                )
+                self._marker.settle(self._files(manifest), lambda path: read(path, manifest.input))
 
-    def _files(self, classes: tuple[str, ...]) -> list[Path]:
-        """List the labelled pictures and those of the pool."""
-        spec = self._spec(classes)
-        labelled = sources.scan(os.fspath(self._data), spec).files if self._data.is_dir() else []
-        return [*(path for path, _ in labelled), *(self._pool.folder / name for name in self._pool.names())]
+    def _files(self, manifest: Manifest) -> list[Path]:
+        """List the labelled files and those of the pool."""
+        labelled = (path for path, _ in self._scan(manifest).files)
+        return [*labelled, *(self._pool.folder / name for name in self._pool.names())]
 
-    def _spec(self, classes: tuple[str, ...]) -> DataSpec:
-        return load.with_settings(DataSpec(classes), self._config)
+    def _scan(self, manifest: Manifest) -> LabelledFolder:
+        """List the labelled files; none before the first label."""
+        spec = self._spec(manifest)
+        if self._data.is_dir():
+            return sources.scan(os.fspath(self._data), spec)
+        return LabelledFolder(self._data, spec.classes, manifest.input.kind)
+
+    def _spec(self, manifest: Manifest) -> DataSpec:
+        return load.with_settings(DataSpec(tuple(manifest.classes), manifest.input), self._config)
 
     def _labelled(self, release: _Release) -> tuple[Files, dict[bytes, int]]:
-        """List the pictures that a head is fitted on: those without features, and the class ids of all."""
+        """List the files that a head is fitted on: those without features, and the class ids of all."""
         files: Files = {}
         y: dict[bytes, int] = {}
-        if self._data.is_dir():
-            spec = self._spec(tuple(release.manifest.classes))
-            for path, label in sources.scan(os.fspath(self._data), spec).files:
-                with suppress(FileNotFoundError):  # moved at this moment
-                    y[key := file_key(path)] = label
-                    if key not in release.rows:
-                        files[key] = path
+        for path, label in self._scan(release.manifest).files:
+            with suppress(FileNotFoundError):  # moved at this moment
+                y[key := file_key(path)] = label
+                if key not in release.rows:
+                    files[key] = path
         return files, y
 
     def _unlabelled(self) -> Files:
@@ -304,7 +343,7 @@ class Learner:
         return files
 
     def _extract(self, files: Files, release: _Release, *, count: bool = False) -> bool:
-        """Compute missing features, one picture at a time; return False if something changed before the end."""
+        """Compute missing features, one file at a time; return False if something changed before the end."""
         missing = [key for key in files if key not in release.rows and key not in self._unusable]
         for number, key in enumerate(missing):
             if self._changed.is_set():
@@ -317,31 +356,36 @@ class Learner:
         return True
 
     def _read(self, path: Path, key: bytes, release: _Release) -> None:
-        """Compute the features of a picture, and what tells which others belong to it."""
+        """Compute the features of a file's samples, and what tells which others belong to them."""
         if self._marker.is_fatal(path):
             self._unusable[key] = f"{_short(path)} ({FATAL})"
             return
+        input, comes_from, thumbnails = release.manifest.input, None, None
         try:
             with self._lock, self._marker.of(path):
-                image = pictures.decode(path, release.manifest.input, bits=release.bits)
-                z = release.extractor.features(image[None])[0]
-                taken = origin(path, pictures.header(path))
+                x = modalities.of(input.kind).read(path, input, bits=release.bits).samples
+                z = release.extractor.features(x)
+                if input.kind == "picture":
+                    from edge_fl.modalities import pictures
+
+                    comes_from, thumbnails = origin(path, pictures.header(path)), pictures.thumbnails(x)
         except UnusableFileError as error:
             if path.exists():  # not moved at this moment
                 self._unusable[key] = f"{_short(path)} ({error.words})"
         except FileNotFoundError:
             return
         else:
-            release.rows.add(key, z, pictures.thumbnails(image[None])[0], taken)
+            release.rows.add(key, z, thumbnails, comes_from)
 
     def _learn(self, y: dict[bytes, int], unlabelled: Files, release: _Release) -> None:
         """Fit an immediate head, unless the head that predicts is fitted on these labels."""
         sha256, manifest = release.extractor.sha256, release.manifest
         has_fleet = immediate.adapts_fleet(self._config.head, manifest.heads)
         others = sorted((path.name, key) for key, path in unlabelled.items() if key in release.rows)
-        more = [key for _, key in others][: MOST_UNLABELLED * has_fleet]
-        fingerprint, labels = _fingerprint(y), np.array([*y.values()], np.int64)
-        if not y:  # twice as many pictures tell more of the class shares
+        more = release.rows.rows(key for _, key in others)[: MOST_UNLABELLED * has_fleet]
+        fingerprint = _fingerprint(y)
+        labels = np.array([*y.values()], np.int64).repeat(release.rows.counts(y))
+        if not y:  # twice as many samples tell more of the class shares
             fingerprint += f"-{len(more).bit_length()}"
         groups = self._groups([*y], release)
         self._show(single=tuple(manifest.classes[label] for label in grouping.single(labels, groups)))
@@ -352,10 +396,10 @@ class Learner:
         elif agent and (
             agent_key != before or not self._learned
         ):  # the agent has fitted; on all these labels?
-            all_used = grouping.count(groups, len(y)) < self._config.cross_validate_below
-            covered = not all_used or agent.parcel.report.samples == len(y)
+            all_used = grouping.count(groups, len(labels)) < self._config.cross_validate_below
+            covered = not all_used or agent.parcel.report.samples == len(labels)
             if not y:
-                covered = not more
+                covered = not len(more)
             self._learned = fingerprint if covered else ""
         self._agent_key = agent_key
         if has_fleet:
@@ -375,7 +419,8 @@ class Learner:
         key = f"{release.extractor.sha256} {release.manifest.release}"
         if self._fleet[0] == key:
             return
-        none = self._request({}, np.empty(0, np.int64), [], grouping.alone(), release)
+        empty = np.empty(0, np.int64)
+        none = self._request({}, empty, empty, grouping.alone(), release)
         try:
             self._fleet = key, decode(self._ask(none, key), FittedHead).choice().head
         except EdgeFLError as error:
@@ -386,11 +431,12 @@ class Learner:
         self,
         y: dict[bytes, int],
         labels: NDArray[np.int64],
-        unlabelled: Sequence[bytes],
+        unlabelled: NDArray[np.int64],
         groups: Groups,
         release: _Release,
     ) -> ImmediateFit:
         manifest, extras = release.manifest, release.installed.extras
+        files = [key for key, count in zip(y, release.rows.counts(y), strict=True) for _ in range(count)]
         spec = FitSpec(
             immediate.immediate_kind(self._config.head, manifest.heads),
             len(manifest.classes),
@@ -410,16 +456,16 @@ class Learner:
             {name: str(path) for name, path in extras.items()},
             str(self._store.folder),
             groups,
-            release.rows.rows(unlabelled),
-            first_guesses.importance(self.guesses.rows, y),
+            unlabelled,
+            first_guesses.importance(self.guesses.rows, files),
         )
 
     def _groups(self, keys: list[bytes], release: _Release) -> Groups:
-        """Return which labelled pictures belong together, computed again when others are labelled."""
+        """Return which labelled samples belong together, computed again when other files are labelled."""
         state = (keys, release.rows)
         if state != self._grouped[0]:
-            dim = release.manifest.feature_dim
-            request = Grouping(os.fspath(release.rows.path), dim, release.rows.rows(keys))
+            dim, kind = release.manifest.feature_dim, release.manifest.input.kind
+            request = Grouping(os.fspath(release.rows.path), dim, release.rows.rows(keys), kind)
             self._grouped = state, decode(self._ask(request, state), np.ndarray)
         return self._grouped[1]
 
@@ -438,19 +484,21 @@ class Learner:
         return response
 
     def _sort(self, unlabelled: dict[bytes, str], labelled: Sequence[bytes], release: _Release) -> None:
-        """Order the pool, if its pictures or the head changed."""
+        """Order the pool, if its files or the head changed."""
         predictor = self.predictor()
         if predictor and predictor.extractor is not release.extractor:
             return
         state = (predictor, frozenset(unlabelled))
         if state == self._ordered:
             return
-        some = sorted(unlabelled.items(), key=lambda item: item[1])[:MOST_ORDERED]
-        unlabelled = dict(some)
+        some = sorted(unlabelled.items(), key=lambda item: item[1])
+        ends = release.rows.counts(key for key, _ in some).cumsum()
+        unlabelled = dict(some[: max(1, int((ends <= MOST_ORDERED).sum()))])
         request = Ordering(
             os.fspath(release.rows.path),
             release.manifest.feature_dim,
             release.rows.rows(unlabelled),
+            release.rows.counts(unlabelled),
             release.rows.rows(labelled),
             FittedHead.of(Choice(predictor.head, calibration=predictor.calibration)) if predictor else None,
         )
@@ -460,16 +508,16 @@ class Learner:
 
 
 def _short(path: Path) -> str:
-    """The name of a picture with that of its folder, which is its class."""
+    """The name of a file with that of its folder, which is its class."""
     return text(path.relative_to(path.parents[1]))
 
 
-def _is_picture(name: str) -> bool:
-    return Path(name).suffix.lower() in ABOUT["picture"].suffixes and not name.startswith(".")
+def _is_of(name: str, suffixes: frozenset[str]) -> bool:
+    return Path(name).suffix.lower() in suffixes and not name.startswith(".")
 
 
 def _fingerprint(y: dict[bytes, int]) -> str:
-    """A hash of pictures and labels, in any order."""
+    """A hash of files and labels, in any order."""
     total = hashlib.blake2b(digest_size=16)
     for key, label in sorted(y.items()):
         total.update(key + label.to_bytes(4, "big"))

@@ -1,9 +1,9 @@
-"""Move pictures between the pool and the folders of their classes, so that a power cut at any line loses none.
+"""Move files between the pool and the folders of their classes, so that a power cut at any line loses none.
 
-    DATA/CLASS/NAME                   a labelled picture: a hard link or a flushed copy of the pool's file, which is then removed
-    FOLDER/labelling/discarded/NAME   a discarded picture, kept for an undo; deleted at the next start, and beyond KEPT_DISCARDED
+    DATA/CLASS/NAME                   a labelled file: a hard link or a flushed copy of the pool's file, which is then removed
+    FOLDER/labelling/discarded/NAME   a discarded file, kept for an undo; deleted at the next start, and beyond KEPT_DISCARDED
 
-A lock serialises all changes, of other processes too. A picture that a power cut left in both places counts as labelled (`settle`).
+A lock serialises all changes, of other processes too. A file that a power cut left in both places counts as labelled (`settle`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ NOTHING = "nothing was changed"
 
 
 class Moves:
-    """Labels and discards the pictures of `pool`; `data` is the folder of the classes, `folder` that of the device.
+    """Labels and discards the files of `pool`; `data` is the folder of the classes, `folder` that of the device.
 
-    Every method raises DataError for a picture that is not where it should be, and ArtefactError if the disk is full or not writable; then
-    the picture stays where it was.
+    Every method raises DataError for a file that is not where it should be, and ArtefactError if the disk is full or not writable; then
+    the file stays where it was.
     """
 
     def __init__(self, pool: Pool, data: Path, folder: Path) -> None:
@@ -42,12 +42,12 @@ class Moves:
         shutil.rmtree(self._folder / DISCARDED, ignore_errors=True)
 
     def label(self, name: str, class_name: str) -> Path:
-        """Move a picture from the pool to the folder of its class; return its new path."""
+        """Move a file from the pool to the folder of its class; return its new path."""
         _require_class_name(class_name)
         return self._move(name, self._class_folder(class_name) / name)
 
     def discard(self, name: str) -> Path:
-        """Move a picture out of the pool, to be deleted; return its new path."""
+        """Move a file out of the pool, to be deleted; return its new path."""
         path = self._move(name, self._folder / DISCARDED / name)
         kept = sorted(path.parent.iterdir(), key=lambda file: file.stat().st_ctime_ns)
         for old in kept[:-KEPT_DISCARDED]:
@@ -55,16 +55,16 @@ class Moves:
         return path
 
     def put_back(self, path: Path) -> None:
-        """Move a labelled or discarded picture back to the pool."""
+        """Move a labelled or discarded file back to the pool."""
         with locked(self._folder):
             try:
-                picture = path.read_bytes()
+                content = path.read_bytes()
             except FileNotFoundError as error:
                 raise DataError(
                     f"{text(path.name)}: moved or deleted since, expected in {text(path.parent.name)}",
                     NOTHING,
                 ) from error
-            self._pool.restore(path.name, picture)
+            self._pool.restore(path.name, content)
             path.unlink(missing_ok=True)
             atomic.flush_to_disk(path.parent)
 
@@ -82,7 +82,7 @@ class Moves:
             make_folder(self.data / name)
 
     def settle(self) -> None:
-        """Remove pictures from the pool that a power cut left in the folder of a class as well."""
+        """Remove files from the pool that a power cut left in the folder of a class as well."""
         labelled = {path.name for path in walk(self.data).files}
         for name in labelled.intersection(self._pool.names()):
             with suppress(DataError):  # labelled by another process at this moment

@@ -1,16 +1,17 @@
 """The service of a device: predictions and, where its data are a folder, capture and the label page with its JSON API.
 
     GET  /label, /label.css, /label.js          the page; public, it contains nothing of the device
-    POST /api/label/enter                       the token as bearer token -> a cookie, so that pictures can be shown
+    POST /api/label/enter                       the token as bearer token -> a cookie, so that files can be shown
     GET  /api/label/view?client=ID              -> View
-    GET  /api/label/picture?name=NAME           -> the picture
+    GET  /api/label/preview?name=NAME           -> the picture, or the curves or the spectrogram of a recording
+    GET  /api/label/sound?name=NAME             -> the recording as WAV
     POST /api/label/label                       {client, name, class_name} -> ActionDone
     POST /api/label/skip, /api/label/discard    {client, name} -> ActionDone
     POST /api/label/undo                        {client, action} -> View
     POST /api/label/class                       {client, name} -> View
-    POST /frame?source=NAME                     a picture file, also as form data -> Added: it is in the pool
+    POST /frame?source=NAME                     a file, also as form data -> Added: it is in the pool
 
-Pictures leave the device only as answers to a browser that may use this service.
+Pictures and recordings leave the device only as answers to a browser that may use this service.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from edge_fl_maker.capture.pools import Pool, Why
 from edge_fl_maker.http_server import HttpAnswer, HttpRequest, Route, Routes, Service, file_in
 from edge_fl_maker.labelling.learner import Learner
 from edge_fl_maker.labelling.moves import Moves
-from edge_fl_maker.labelling.session import LabelSession
+from edge_fl_maker.labelling.session import LabelSession, word_of
 
 PAGE = Path(__file__).parent / "page"
 FILES = {
@@ -52,32 +53,34 @@ FILES = {
 }
 MEDIA_TYPES = {".jpg": "image/jpeg", ".png": "image/png"}
 SAFE = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; media-src blob:; frame-ancestors 'none'; base-uri 'none';"
+    " form-action 'none'",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+SVG = {"Content-Security-Policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox"}
 STATUS: dict[Why, HTTPStatus] = {
     "": HTTPStatus.CREATED,
     "duplicate": HTTPStatus.OK,
-    "not a picture": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "unusable": HTTPStatus.UNPROCESSABLE_ENTITY,
     "too soon": HTTPStatus.TOO_MANY_REQUESTS,
     "too large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     "paused": HTTPStatus.SERVICE_UNAVAILABLE,
     "disk full": HTTPStatus.INSUFFICIENT_STORAGE,
     "not writable": HTTPStatus.INSUFFICIENT_STORAGE,
 }
-"""Status of the answer to POST /frame: whether the picture was added, and why not."""
+"""Status of the answer to POST /frame: whether the file was added, and why not."""
 
 
-class PictureAction(Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of skip and discard; `client` is a random id of the page in a tab, name and version are those of the picture that it shows."""
+class ItemAction(Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of skip and discard; `client` is a random id of the page in a tab, name and version are those of the file that it shows."""
 
     client: str
     name: str
     version: str
 
 
-class LabelAction(PictureAction, frozen=True, forbid_unknown_fields=True):
+class LabelAction(ItemAction, frozen=True, forbid_unknown_fields=True):
     """Body of label."""
 
     class_name: str
@@ -98,15 +101,23 @@ class ClassAction(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def routes(session: LabelSession, capture: Capture, access: HttpAccess, lock: threading.Lock) -> Routes:
-    """Return the routes of the label page of a device; `lock` is held while a picture is decoded, for the sake of memory."""
+    """Return the routes of the label page of a device; `lock` is held while a file is read, for the sake of memory."""
 
     def act(kind: type[Struct], respond: Callable[..., Any]) -> Route:
         """Call `respond` with the fields of the body."""
         return Route(lambda request: respond(*msgspec.structs.astuple(_body(request, kind))), own_page=True)
 
-    def picture(request: HttpRequest) -> HttpAnswer:
-        path = session.picture(request.query.get("name", ""), request.query.get("version", ""))
-        return HttpAnswer(path, MEDIA_TYPES[path.suffix], SAFE)
+    def file(request: HttpRequest) -> Path:
+        return session.file(request.query.get("name", ""), request.query.get("version", ""))
+
+    def preview(request: HttpRequest) -> HttpAnswer:
+        path = file(request)
+        if found := session.learner.preview(path):
+            return HttpAnswer(found.image, "image/svg+xml", SAFE | SVG)
+        return HttpAnswer(path, MEDIA_TYPES.get(path.suffix, "application/octet-stream"), SAFE)
+
+    def sound(request: HttpRequest) -> HttpAnswer:
+        return HttpAnswer(session.learner.sound(file(request)), "audio/wav", SAFE)
 
     def frame(request: HttpRequest) -> Any:
         with lock:
@@ -127,10 +138,11 @@ def routes(session: LabelSession, capture: Capture, access: HttpAccess, lock: th
         ("GET", "/api/label/view"): Route(
             lambda request: session.view(request.query.get("client", "")), own_page=True
         ),
-        ("GET", "/api/label/picture"): Route(picture, own_page=True),
+        ("GET", "/api/label/preview"): Route(preview, own_page=True),
+        ("GET", "/api/label/sound"): Route(sound, own_page=True),
         ("POST", "/api/label/label"): act(LabelAction, session.label),
-        ("POST", "/api/label/skip"): act(PictureAction, session.skip),
-        ("POST", "/api/label/discard"): act(PictureAction, session.discard),
+        ("POST", "/api/label/skip"): act(ItemAction, session.skip),
+        ("POST", "/api/label/discard"): act(ItemAction, session.discard),
         ("POST", "/api/label/undo"): act(UndoAction, session.undo),
         ("POST", "/api/label/class"): act(ClassAction, session.add_class),
         ("POST", "/frame"): Route(frame, own_page=True, program=True),
@@ -172,16 +184,18 @@ def serving(
             Service(folder, port, host=host, access=allowed, tls=tls, optional=labels, **options)
         )
         name = socket.gethostname() if host == "0.0.0.0" else host
+        release = service.model.extractor()
+        words = f"{word_of(release[0].manifest.input.kind if release else 'picture')}s"
         address = f"{'https' if tls else 'http'}://{name}:{service.port}"
         try:
             print_model(service.predictor)
             print_threshold(service.predictor)
         except InputError as error:
-            print_status(f"{error.message}; label pictures to get one")
+            print_status(f"{error.message}; label {words} to get one")
         print_status(f"{address}/predict serves {text(folder)}; stop with Ctrl-C")
         if config and labels:
             stack.enter_context(labelling(service, config))
-            print_status(f"{address}/label{line} to label pictures")
+            print_status(f"{address}/label{line} to label {words}")
         elif config is None:
             print_status(f"{text(folder)}: without settings of a device run; labels need them, or --config")
         yield service

@@ -1,4 +1,4 @@
-"""The labelling session of a device: which picture each person labels next, what people do with it, and how to undo that."""
+"""The labelling session of a device: which file each person labels next, what people do with it, and how to undo that."""
 
 from __future__ import annotations
 
@@ -20,40 +20,43 @@ from edge_fl.data import grouping
 from edge_fl.errors import ArtefactError, DataError
 from edge_fl.heads.probability_calibration import LEAST_MEASURED, Calibration
 from edge_fl.heads.wording import MeasuredAccuracy
+from edge_fl.inputs import Kind
+from edge_fl.modalities import ABOUT, UnusableFileError
+from edge_fl_devices.data.file_index import RECORDED
 from edge_fl_devices.data.first_guesses import FirstGuess
 from edge_fl_devices.data.record import MOST_NAMED
 from edge_fl_devices.features.feature_rows import file_key
 from edge_fl_devices.serving.predict import ClassCandidate
 from edge_fl_maker.capture.pools import Pool
-from edge_fl_maker.labelling.learner import Learner
+from edge_fl_maker.labelling.learner import Learner, LearnerProgress
 from edge_fl_maker.labelling.moves import NOTHING, Moves, shortened
 
 OFFER_S = 60.0
-"""Time for which a picture is shown to one person only, after the last look of that person's page."""
+"""Time for which a file is shown to one person only, after the last look of that person's page."""
 FORGOTTEN_S = 3600.0
 """Time after which a page that does not look is forgotten."""
 KEPT_ACTIONS = 200
 UPCOMING = 3
 RANDOM_EVERY = 3
-"""One of so many pictures is offered at random, not because it is informative."""
+"""One of so many files is offered at random, not because it is informative."""
 DRAWN = 4
-"""Pictures that are drawn ahead."""
+"""Files that are drawn ahead."""
 
 
 @dataclass
-class PictureOffers:
-    """Pictures on the screens of clients, given by random ids, and skipped pictures in the order of skipping.
+class Offers:
+    """Files on the screens of clients, given by random ids, and skipped files in the order of skipping.
 
-    A picture is on the screen of one client: a page that was away for longer than OFFER_S keeps its picture until another one is given it.
+    A file is on the screen of one client: a page that was away for longer than OFFER_S keeps its file until another one is given it.
     """
 
     _shown: dict[str, tuple[str, float]] = field(default_factory=dict)
     _skipped: dict[str, None] = field(default_factory=dict)
 
     def next(self, client: str, order: Sequence[str], now_s: float, count: int = 1) -> list[str]:
-        """Return the first `count` pictures for a client: the one on its screen, then those of `order`, skipped ones last.
+        """Return the first `count` files for a client: the one on its screen, then those of `order`, skipped ones last.
 
-        Pictures on the screens of others are left out.
+        Files on the screens of others are left out.
         """
         present = set(order)
         self._skipped = {name: None for name in self._skipped if name in present}
@@ -65,16 +68,16 @@ class PictureOffers:
         return found
 
     def on_screen(self, client: str) -> str:
-        """Return the picture that was last given to a client and to no other one since; "" if there is none."""
+        """Return the file that was last given to a client and to no other one since; "" if there is none."""
         return self._shown.get(client, ("", 0.0))[0]
 
     @property
     def on_screens(self) -> set[str]:
-        """The pictures that were last given to clients."""
+        """The files that were last given to clients."""
         return {name for name, _ in self._shown.values() if name}
 
     def show(self, client: str, name: str, now_s: float) -> None:
-        """Put a picture on the screen of a client, unless it is on another one."""
+        """Put a file on the screen of a client, unless it is on another one."""
         if name in self._others(client, now_s):
             return
         self._shown = {
@@ -85,7 +88,7 @@ class PictureOffers:
         self._shown[client] = (name, now_s + OFFER_S)
 
     def skip(self, name: str) -> None:
-        """Offer a picture after all others."""
+        """Offer a file after all others."""
         self._skipped.pop(name, None)
         self._skipped[name] = None
 
@@ -103,16 +106,16 @@ class PictureOffers:
 
 @dataclass(frozen=True)
 class ClassCount:
-    """A class with its number of labelled pictures; `learned`: whether the release names it, so that heads learn it."""
+    """A class with its number of labelled files; `learned`: whether the release names it, so that heads learn it."""
 
     name: str
-    pictures: int
+    count: int
     learned: bool
 
 
 @dataclass(frozen=True)
 class Upcoming:
-    """A picture of the pool: its name and the version of its file, which changes with the contents."""
+    """A file of the pool: its name and the version of its file, which changes with the contents."""
 
     name: str
     version: str
@@ -120,28 +123,33 @@ class Upcoming:
 
 @dataclass(frozen=True)
 class Shown:
-    """A picture to label, with where and when (seconds since 1970) it was taken and the most probable classes."""
+    """A picture or a recording to label, with where and when (seconds since 1970) it was taken and the most probable classes.
+
+    about: size of a recording in words. remarks: on its quality, or why it cannot be shown.
+    """
 
     name: str
     version: str
     source: str
     time: float
     guesses: tuple[ClassCandidate, ...] = ()
+    about: str = ""
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class View:
-    """What the page shows. accuracy: measured by cross-validation on `measured` labelled pictures, weighted back to all pictures; None if
+    """What the page shows. accuracy: measured by cross-validation on `measured` labelled samples, weighted back to all samples; None if
     these are too few. On new scenes it is between `low` and `high`, with a probability of 90 %; fleet: that of the fleet's head on the same
     ones, None without one. accuracy_words, head_words: all of that, and what the head is, in words. remark: why it says little, or "".
 
-    first_guesses: how many pictures were classified correctly before they were labelled, or "". contradiction: whether labels contradict
+    first_guesses: how many files were classified correctly before they were labelled, or "". contradiction: whether labels contradict
     the fleet's head, or "".
-    upcoming: the pictures after this one, to load ahead. waiting: labelled pictures whose features are still to be computed. problem: why
-    the last label was not learned, or "".
+    upcoming: the files after this one, to load ahead. waiting: labelled files whose features are still to be computed. problem: why
+    the last label was not learned, or "". kind: what is labelled, and word: what a file of that is called.
     """
 
-    picture: Shown | None
+    item: Shown | None
     upcoming: tuple[Upcoming, ...]
     unlabelled: int
     classes: tuple[ClassCount, ...]
@@ -161,6 +169,8 @@ class View:
     head_words: str = ""
     first_guesses: str = ""
     contradiction: str = ""
+    kind: Kind = "picture"
+    word: str = "picture"
 
 
 @dataclass(frozen=True)
@@ -190,25 +200,26 @@ class _Action:
 
 @dataclass
 class LabelSession:
-    """Several people may label at once: every action names its picture and the version of its file.
+    """Several people may label at once: every action names its file and the version of that.
 
-    It is refused unless that picture was last given to this client, to no other one since, and its file is still the same.
+    It is refused unless that file was last given to this client, to no other one since, and is still the same.
     """
 
     pool: Pool
     moves: Moves
     learner: Learner
     clock: Callable[[], float] = time.monotonic
-    _offers: PictureOffers = field(default_factory=PictureOffers)
+    _offers: Offers = field(default_factory=Offers)
     _actions: OrderedDict[str, _Action] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _drawn: dict[str, None] = field(default_factory=dict)
     _rng: random.Random = field(default_factory=random.SystemRandom)
 
     def view(self, client: str) -> View:
-        """Return what a client sees: its next picture, and the progress."""
+        """Return what a client sees: its next file, and the progress."""
         progress, predictor = self.learner.progress, self.learner.predictor()
-        order = self._mixed(self.learner.order(self.pool.names()))
+        kind = self.learner.kind
+        order = self._mixed(self.learner.order([] if kind == "table" else self.pool.names()))
         offered = self._offer(client, order)
         calibration = predictor.calibration if predictor else None
         measured = len(calibration.right) if calibration else 0
@@ -224,7 +235,7 @@ class LabelSession:
             found.accuracy if found else None,
             measured,
             *(calibration.interval if calibration else (0.0, 1.0)),
-            _remark(calibration, progress.single, progress.unreadable),
+            _remark(calibration, progress, kind),
             progress.release,
             predictor.head.kind if predictor else "",
             progress.fits,
@@ -236,10 +247,12 @@ class LabelSession:
             predictor.head_words if predictor else "",
             self.learner.guesses.totals.words,
             predictor.contradiction if predictor else "",
+            kind,
+            word_of(kind),
         )
 
     def label(self, client: str, name: str, version: str, class_name: str) -> ActionDone:
-        """Label a picture. Raises DataError if there is no such class or picture, ArtefactError for a full disk."""
+        """Label a file. Raises DataError if there is no such class or file, ArtefactError for a full disk."""
         if class_name not in self.learner.counts:
             known = ", ".join(self.learner.counts) or "none yet"
             raise DataError(f"class {class_name[:100]!r}: expected one of {known}", NOTHING)
@@ -253,12 +266,12 @@ class LabelSession:
         return self._done(client, _Action("label", name, path, key))
 
     def discard(self, client: str, name: str, version: str) -> ActionDone:
-        """Remove a picture that shows nothing to learn from. Raises as `label`."""
+        """Remove a file that shows nothing to learn from. Raises as `label`."""
         self._require_on_screen(client, name, version)
         return self._done(client, _Action("discard", name, self.moves.discard(name)))
 
     def skip(self, client: str, name: str, version: str) -> ActionDone:
-        """Offer a picture again after all others. Raises DataError if it is not on this client's screen."""
+        """Offer a file again after all others. Raises DataError if it is not on this client's screen."""
         self._require_on_screen(client, name, version)
         with self._lock:
             self._offers.skip(name)
@@ -292,15 +305,15 @@ class LabelSession:
         self.learner.count()
         return NewClass(added, remark, self.view(client))
 
-    def picture(self, name: str, version: str) -> Path:
-        """Return the file of a picture. Raises DataError if it is gone, or is another one than `version`, unless that is ""."""
+    def file(self, name: str, version: str) -> Path:
+        """Return the path of a file. Raises DataError if it is gone, or is another one than `version`, unless that is ""."""
         path = self.pool.path(name)
         if version not in ("", self._version(name)):
             raise DataError(f"{name}: the file was changed since it was offered", NOTHING)
         return path
 
     def _offer(self, client: str, order: Sequence[str]) -> tuple[Upcoming, ...]:
-        """Return the next pictures of a client, those left out that are deleted at this moment."""
+        """Return the next files of a client, those left out that are deleted at this moment."""
         left = list(order)
         while True:
             with self._lock:
@@ -311,7 +324,7 @@ class LabelSession:
             left.remove(names[0])
 
     def _mixed(self, order: Sequence[str]) -> list[str]:
-        """The pictures of `order` with one drawn at random at every RANDOM_EVERYth place of the first ones: these stand for all others."""
+        """The files of `order` with one drawn at random at every RANDOM_EVERYth place of the first ones: these stand for all others."""
         present = set(order)
         if not any(map(self.learner.is_ranked, order[:1])):
             return list(order)
@@ -334,7 +347,7 @@ class LabelSession:
         return [*mixed, *rest]
 
     def _guess(self, name: str, key: bytes, class_name: str) -> FirstGuess:
-        """What is predicted of a picture before its label is known, of a class that can be predicted, and why it was offered."""
+        """What is predicted of a file before its label is known, of a class that can be predicted, and why it was offered."""
         chosen = self.learner.is_ranked(name) and name not in self._drawn
         if class_name not in self.learner.progress.classes:
             return FirstGuess(key, class_name, chosen=chosen)
@@ -343,19 +356,19 @@ class LabelSession:
         return FirstGuess(key, class_name, guess, self.learner.fleet_guess(key) if guess else "", chosen)
 
     def _require_on_screen(self, client: str, name: str, version: str) -> None:
-        """Raise DataError unless the client was given this picture, with the contents that it has now."""
-        self.picture(name, version or "unknown")
+        """Raise DataError unless the client was given this file, with the contents that it has now."""
+        self.file(name, version or "unknown")
         with self._lock:
             given = self._offers.on_screen(client)
         if given != name:
             raise DataError(
-                f"{name}: not the picture that this page was last given"
+                f"{name}: not the {word_of(self.learner.kind)} that this page was last given"
                 f" ({given or 'none'}); it may be on another person's screen",
                 NOTHING,
             )
 
     def _version(self, name: str) -> str:
-        """Return the version of a picture's file; "" if it is gone."""
+        """Return the version of a file; "" if it is gone."""
         with suppress(FileNotFoundError):
             return file_key(self.pool.folder / name).hex()
         return ""
@@ -376,20 +389,32 @@ class LabelSession:
         found = self.learner.prediction(offered.name, bytes.fromhex(offered.version))
         guesses = found.top if found else ()
         source, time_s = (entry.source, entry.time) if entry else ("", 0.0)
-        return Shown(offered.name, offered.version, source, time_s, guesses)
+        about, remarks = "", tuple[str, ...]()
+        try:
+            if preview := self.learner.preview(self.pool.folder / offered.name):
+                about, remarks = preview.about, preview.remarks
+        except UnusableFileError as error:
+            remarks = (error.words,)
+        return Shown(offered.name, offered.version, source, time_s, guesses, about, remarks)
 
 
-def _remark(calibration: Calibration | None, single: Sequence[str], unreadable: Sequence[str]) -> str:
-    """What is to be said of a measured accuracy: few scenes, or classes and pictures that it leaves out."""
+def word_of(kind: Kind) -> str:
+    """What a file of a kind of samples is called."""
+    return "recording" if kind in RECORDED else ABOUT[kind].sample
+
+
+def _remark(calibration: Calibration | None, progress: LearnerProgress, kind: Kind) -> str:
+    """What is to be said of a measured accuracy: few scenes, or classes and files that it leaves out."""
     if calibration is None:
         return ""
-    remarks = [grouping.few(len(calibration.right), calibration.scenes)]
+    samples = ABOUT[kind].samples
+    remarks = [grouping.few(len(calibration.right), calibration.scenes, samples)]
     if not calibration.is_measured and calibration.scenes >= LEAST_MEASURED:
         remarks.append(
-            "not measured yet: so far only informative pictures are labelled, which are harder than others"
+            f"not measured yet: so far only informative {word_of(kind)}s are labelled, which are harder than others"
         )
-    if single:
-        remarks.append(f"not measured, since all pictures are of one scene: {', '.join(single)}")
-    if unreadable:
-        remarks.append(f"cannot be read: {errors.shortened(unreadable, MOST_NAMED)}")
+    if progress.single:
+        remarks.append(f"not measured, since all {samples} are of one scene: {', '.join(progress.single)}")
+    if progress.unreadable:
+        remarks.append(f"cannot be read: {errors.shortened(progress.unreadable, MOST_NAMED)}")
     return "; ".join(filter(None, remarks))

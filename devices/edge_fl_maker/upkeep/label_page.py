@@ -22,7 +22,7 @@ def require_installed() -> None:
     unit = Path(UNITS) / LABEL_SERVICE
     if not unit.is_file():
         raise InputError(
-            f"{text(unit)}: missing; expected a board of 'edge-fl flash' whose data are a folder of pictures"
+            f"{text(unit)}: missing; expected a board of 'edge-fl flash' whose data are a folder"
             " (elsewhere: edge-fl device serve)"
         )
     if os.geteuid() != 0:

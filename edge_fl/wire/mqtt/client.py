@@ -19,7 +19,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from edge_fl.errors import ConfigError
-from edge_fl.wire.endpoint import Endpoint, read_login
+from edge_fl.wire.endpoint import Endpoint, Login, read_login
 from edge_fl.wire.mqtt.tls import earliest, kept_fresh, secure
 from edge_fl.wire.transport import Packet, TransportLimits
 
@@ -51,12 +51,12 @@ class MqttClient(PahoClient):
 
     tls: Callable[[], ssl.SSLContext | None]
     since: datetime | None = None
-    login: Path | None = None
+    login: Path | Login | None = None
 
     def reconnect(self) -> MQTTErrorCode:
         """Connect with the current user name and password. Raises OSError, ConfigError."""
         if self.login:
-            current = read_login(self.login)
+            current = self.login if isinstance(self.login, Login) else read_login(self.login)
             self.username_pw_set(current.username, current.password)
         return super().reconnect()
 
@@ -146,6 +146,6 @@ def login_hint(endpoint: Endpoint, reason: int) -> str:
     """What to check after a rejection for a wrong or missing login; empty for other reasons."""
     if reason not in LOGIN_REASONS or endpoint.cert:
         return ""
-    if endpoint.login:
+    if isinstance(endpoint.login, Path):
         return f" (username and password are in {endpoint.login})"
-    return " (neither a certificate nor a user name was sent: expected an identity)"
+    return "" if endpoint.login else " (neither a certificate nor a user name was sent: expected an identity)"

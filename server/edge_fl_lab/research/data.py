@@ -112,7 +112,7 @@ class Data:
                 raise DataError(
                     f"test: {len(self.test)} values, expected (images, labels) or (images, labels, clients)"
                 )
-            parts.append(_samples("test arrays", *self.test[:2], kind))
+            parts.append(_samples("test arrays", self.test[0], self.test[1], kind))
         if len({part.shape for part in parts}) > 1:
             shapes = " and ".join(str(list(part.shape)) for part in parts)
             raise DataError(f"arrays and test arrays: {words} of {shapes}, expected one shape")

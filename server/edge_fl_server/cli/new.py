@@ -48,9 +48,7 @@ def new(
     model: Annotated[
         str,
         option(
-            "--model MODEL",
-            "Model of 'edge-fl models list' [efficientnet-lite0, for other files than pictures another].",
-            TRAINING,
+            "--model MODEL", "Model of 'edge-fl models list' [for pictures efficientnet-lite0].", TRAINING
         ),
     ] = "",
     window: WindowOption = 0.0,
@@ -60,7 +58,10 @@ def new(
 
     The folder has a folder of files per class, or one per person or site with these in it.
     """
+    from msgspec.structs import replace
+
     from edge_fl.config import ModelConfig
+    from edge_fl.console.units import counted
     from edge_fl.data.class_names import require_class_names
     from edge_fl.inputs import InputSpec
     from edge_fl_server.recipes import new as recipes
@@ -78,12 +79,13 @@ def new(
             f"new {name}: expected either --images FOLDER, with a folder of pictures per class, or --series, --audio or --table, or"
             " --classes cat,dog,horse"
         )
-    kind, folder = given[0] if given else ("picture", None)
+    kind: Kind = given[0][0] if given else "picture"
+    folder = given[0][1] if given else None
     if (window or rate) and kind not in ("series", "audio"):
         raise ConfigError(
             f"new {name}: --window and --rate are for recordings, expected --series or --audio with them"
         )
-    path, (usual, _) = Path(f"{name}.toml"), recipes.MODELS[kind]
+    path, usual = Path(f"{name}.toml"), recipes.MODELS[kind]
     model = model or usual
     recipes.require_absent(path)
     names = [each.strip() for each in classes.split(",")]
@@ -91,9 +93,9 @@ def new(
     if folder:
         found = recipes.scan(folder, kind, window_s=window, rate=rate)
         names, input = list(found.classes), found.input
+        one = "picture" if kind == "picture" else "file"
         for each, count in found.classes.items():
-            files = f": {count} {'picture' if kind == 'picture' else 'file'}{'s' * (count != 1)}"
-            print_status(f"{each}{files * bool(count)}")
+            print_status(f"{each}: {counted(count, one)}" if count else each)
         for remark in found.remarks:
             print_status(remark)
         if found.domains:
@@ -104,14 +106,16 @@ def new(
     # These import torch: invalid names are reported before.
     from edge_fl.models import backbone_input
 
-    is_pretrained = backbone_input(ModelConfig(model)) is not None
-    if not (is_pretrained or input):
+    own = backbone_input(ModelConfig(model))
+    if own and input:
+        input = replace(input, mean=own.mean, std=own.std)
+    elif own is None and input is None:
         input = InputSpec((3, recipes.OWN_INPUT, recipes.OWN_INPUT))
-    text = recipes.recipe_text(name, names, model, kind, input)
+    text = recipes.recipe_text(name, names, model, input)
     missing = _missing(parse(text, paths.text(path)))
     recipes.write(path, text)
     print_status(f"{paths.text(path)}: {len(names)} classes, model {model}; any text editor changes it")
-    if not is_pretrained and model != usual:
+    if own is None and model != usual:
         print_status(
             f"{model} has no pretrained weights: heads on random features are weak; {usual} is better as it is"
         )

@@ -16,16 +16,7 @@ from edge_fl.console import units
 from edge_fl.console.output import print_status
 from edge_fl.console.units import counted
 from edge_fl.errors import InputError
-from edge_fl.options import (
-    CONNECTION,
-    DATA,
-    FOLDERS,
-    LOOPBACK,
-    TRAINING,
-    BrokerAddressOptions,
-    fleet_name,
-    option,
-)
+from edge_fl.options import CONNECTION, FOLDERS, LOOPBACK, TRAINING, BrokerAddressOptions, fleet_name, option
 from edge_fl.wire.roles import ADMINISTRATOR, PERSON_ROLES, Person, local_person
 
 if TYPE_CHECKING:
@@ -54,14 +45,9 @@ TrackOption = Annotated[
     ),
 ]
 WindowOption = Annotated[
-    float,
-    option(
-        "--window SECONDS", "Length of a window or clip of a recording [from the recordings].", DATA, min=0
-    ),
+    float, option("--window SECONDS", "Length of a window or clip [from the recordings].", min=0)
 ]
-RateOption = Annotated[
-    float, option("--rate HZ", "Values per second of a window or clip [that of the recordings].", DATA, min=0)
-]
+RateOption = Annotated[float, option("--rate HZ", "Values per second [that of the recordings].", min=0)]
 WhereOption = Annotated[
     str,
     option(

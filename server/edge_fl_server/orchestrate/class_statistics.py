@@ -302,7 +302,7 @@ def is_as_broadcast(
     """
     if norm.kept(method, "extractor"):
         return False
-    place = next(iter(exported["extractor"].values())).device
+    place = next((weights.device for weights in exported["extractor"].values()), None)  # it may have none
     x = torch.rand((2, *shape), generator=torch.Generator().manual_seed(0)).to(place)
     with torch.inference_mode():
         expected = steps.exported_features(method, exported, x)

@@ -18,14 +18,13 @@ from edge_fl.inputs import InputSpec, Kind
 from edge_fl.modalities import ABOUT
 from edge_fl_server import sample_folders
 
-OPTIONS: dict[Kind, str] = {"picture": "images", "series": "series", "audio": "audio", "table": "table"}
-MODELS: dict[Kind, tuple[str, str]] = {
-    "picture": ("efficientnet-lite0", "A larger one is more accurate and slower on the devices."),
-    "series": ("random-kernels", "This one has no weights to train: a release is small."),
-    "audio": ("audio-cnn", ""),
-    "table": ("identity", "This one passes the columns on, standardised."),
+MODELS: dict[Kind, str] = {
+    "picture": "efficientnet-lite0",
+    "series": "random-kernels",
+    "audio": "speech-embedding",
+    "table": "identity",
 }
-"""The model of a recipe by kind of samples, and what the recipe says of it."""
+"""Networks that are of use without training."""
 OWN_INPUT = 64  # pixels: side of the input of a network that declares none
 MOST_NAMED = 5
 MOST_PER_FILE = 256
@@ -44,12 +43,14 @@ name = "{name}"
 source = "none"
 
 [data]
-# One folder per class on every device: cat/1.jpg, cat/2.jpg, dog/1.jpg, ... A device may lack some classes.
+# One folder per class on every device: cat/1.jpg, cat/2.jpg, dog/1.jpg, or walk/1.csv, run/1.csv, ... A device may lack
+# some classes. Rows may have their class in a column instead.
 # To add a class later, append it here and run again: devices keep what they learnt. Never reorder or remove names.
 classes = {classes}
 {input}
 [model]
-# A network of 'edge-fl models list', or timm:NAME for pictures. {remark}
+# A network of 'edge-fl models list'. For pictures, or timm:NAME: a larger one is more accurate and slower. random-kernels, for
+# series, has no weights, so that nothing has to be trained; cnn1d, with source = "fleet", is trained by devices with torch.
 name = "{model}"
 train = "none" # its weights stay as they are
 
@@ -107,7 +108,7 @@ def scan(folder: Path, kind: Kind = "picture", **chosen: float) -> Scan:
         if deeper:
             remarks.append(
                 f"{paths.text(folder / name)}: {files} one level too deep, in {_some(deeper)};"
-                f" expected {paths.text(folder)}/CLASS/FILE, or --{OPTIONS[kind]} {paths.text(folder / name)}"
+                f" expected {paths.text(folder)}/CLASS/FILE, or --{'images' if kind == 'picture' else kind} {paths.text(folder / name)}"
             )
         elif class_of(name) and class_of(name) not in counts:
             remarks.append(f"{paths.text(folder / name)}: no {files} in it, so it is no class")
@@ -137,7 +138,7 @@ def scan(folder: Path, kind: Kind = "picture", **chosen: float) -> Scan:
     return Scan(dict(sorted(counts.items())), remarks, found.domains, input)
 
 
-def recipe_text(name: str, classes: Sequence[str], model: str, kind: Kind, input: InputSpec | None) -> str:
+def recipe_text(name: str, classes: Sequence[str], model: str, input: InputSpec | None) -> str:
     """The text of a recipe with source "none"; without `input` it is that of the model's weights."""
     given = msgspec.to_builtins(input).items() if input else ()
     settings = "\n".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in given)
@@ -145,7 +146,6 @@ def recipe_text(name: str, classes: Sequence[str], model: str, kind: Kind, input
         name=name,
         classes=json.dumps(classes, ensure_ascii=False),
         model=model,
-        remark=MODELS[kind][1] if model == MODELS[kind][0] else "",
         input=INPUT.format(settings=settings) if input else "",
     )
 

@@ -113,7 +113,18 @@ def _quantisable(graph: onnx.GraphProto) -> tuple[list[str], list[str]]:
     products = [n for n in graph.node if n.op_type == "MatMul" and not constants.intersection(n.input)]
     attention = any(node.op_type == "LayerNormalization" for node in graph.node)
     operators = [each for each in OPERATORS if each != "Add" or not attention]
-    return operators, [node.name for node in products]
+    return operators, [node.name for node in products] + _before_logarithm(graph)
+
+
+def _before_logarithm(graph: onnx.GraphProto) -> list[str]:
+    """The names of nodes that lead to a logarithm, as a log-mel spectrogram has: it would show the rounding of quiet bands."""
+    makers = {output: node for node in graph.node for output in node.output}
+    names, wanted = set[str](), [node for node in graph.node if node.op_type == "Log"]
+    while wanted:
+        node = wanted.pop()
+        names.add(node.name)
+        wanted += [makers[each] for each in node.input if each in makers and makers[each].name not in names]
+    return sorted(names)
 
 
 def sample(clients: Sequence[ClientData], count: int, seed: int) -> Array:

@@ -30,7 +30,7 @@ from edge_fl_server.training.clients import ClientId
 
 X, Y, SPLIT, SETTINGS = "x.npy", "y.npy", "split.npz", "settings.json"
 NETWORKS: dict[Kind, str] = {"series": "cnn1d", "audio": "audio-cnn", "table": "mlp"}
-"""The network of a recipe without [model], by the kind of its samples, if these are not pictures."""
+"""The network of a recipe that names none, by the kind of its samples, if these are not pictures."""
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,10 @@ def without_data(recipe: Recipe) -> tuple[Recipe, MethodSpec]:
 
 
 def _with_network(recipe: Recipe, kind: Kind) -> Recipe:
-    if kind == "picture" or recipe.model != ModelConfig():
+    if kind == "picture" or recipe.model.name != ModelConfig().name:
         return recipe
-    return msgspec.structs.replace(recipe, model=ModelConfig(NETWORKS[kind]))
+    model = msgspec.structs.replace(recipe.model, name=NETWORKS[kind])
+    return msgspec.structs.replace(recipe, model=model)
 
 
 def _fitted(dataset: Dataset, input: InputSpec | None) -> Dataset:

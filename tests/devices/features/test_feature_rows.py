@@ -26,7 +26,7 @@ def known(home: Path, *files: Path) -> FeatureRows:
     rows = FeatureRows(home / LABELLING, SHA256, DIM)
     for number, file in enumerate(files):
         thumbnail = np.zeros(feature_rows.grouping.SIDE**2, np.uint8)
-        rows.add(file_key(file), np.full(DIM, number, np.float32), thumbnail, PLACE)
+        rows.add(file_key(file), np.full((1, DIM), number, np.float32), thumbnail, PLACE)
     return rows
 
 

@@ -6,14 +6,17 @@ import pytest
 import torch
 from torch.func import vmap
 
+from edge_fl.errors import MethodError
 from edge_fl.learn.augment import (
     AUGMENTATIONS,
     _jitter,
     _turn_hue,
+    augmented,
     crop,
     flip_rotate,
     gentle,
     hide_patches,
+    jitter,
     supcon,
 )
 from edge_fl.learn.random import fold, key_of
@@ -164,3 +167,19 @@ def test_pixels_beyond_the_last_whole_patch_are_never_hidden() -> None:
     assert (seen[:, :, :8, :8] == 0).all()
     assert (seen[:, :, 8:] == 1).all()
     assert (seen[:, :, :, 8:] == 1).all()
+
+
+@pytest.mark.parametrize("shape", [(6, 3, 20), (6, 20)])
+def test_other_samples_than_images_are_jittered_and_hidden_in_time(shape: tuple[int, ...]) -> None:
+    x = torch.ones(shape)
+    seen = augmented("jitter", x, KEY)
+    assert seen.shape == x.shape and 0.02 < (seen - 1).abs().mean() < 0.2 and jitter(x, KEY).equal(seen)
+    hidden = hide_patches(x, KEY, 0.6, torch.zeros((*shape[1:-1], 1)))
+    assert hidden.shape == x.shape and hidden.reshape(6, -1, 20)[:, 0].sum(1).tolist() == [8.0] * 6
+    assert hidden.reshape(6, -1, 5, 4).std((1, 3)).max() == 0
+
+
+@pytest.mark.parametrize("name", ["crop", "gentle", "flip-rotate", "supcon"])
+def test_augmentations_of_images_refuse_other_samples(name: str) -> None:
+    with pytest.raises(MethodError, match=rf"augment '{name}' is for pictures, not for samples \[3, 20\]"):
+        augmented(name, torch.ones(6, 3, 20), KEY)

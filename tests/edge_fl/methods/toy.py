@@ -1,5 +1,7 @@
 """A federation small enough for a unit test: digits, five clients of ragged sizes, one with a single class, one with two samples.
 
+The digits are pictures, or with `kind` = "series" windows: rows as channels, columns as time.
+
 `federate` runs any method on it as the engines do, through `methods.steps`, and keeps every broadcast and every update for the
 tests to look at.
 """
@@ -31,6 +33,9 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.models import build_net
 
 INPUT = InputSpec((1, 8, 8), (0.3,), (0.4,))
+SERIES = InputSpec((8, 8), (0.3,), (0.4,), "CT", "float32", rate=8, hop=8)
+kind = "picture"
+"""Of the samples; a test may change it."""
 CLASSES = 10
 SINGLE, PAIR = "c2", "c3"  # the client that knows one class, and the one that has two samples
 
@@ -48,7 +53,11 @@ class Flat(nn.Module):
 
 
 def net(seed: int = 0, *, norm: bool = True) -> Net:
-    """Two tiny convolutions with BatchNorm (or without), 12 features, 10 classes."""
+    """Two or three tiny convolutions with BatchNorm (or without), 12 features, 10 classes."""
+    if kind == "series":
+        return build_net(
+            ModelConfig("cnn1d", {"feature_dim": 12, "width": 8, "norm": norm}), SERIES, CLASSES, seed
+        )
     return build_net(
         ModelConfig("cnn-tiny", {"feature_dim": 12, "width": 4, "norm": norm}), INPUT, CLASSES, seed
     )
@@ -71,15 +80,20 @@ def method(
     return build(name, net() if on is None else on, epochs=epochs, optimiser=optimiser, **options)
 
 
-@cache
 def clients(batch_size: int = 8, run: int = 3) -> dict[str, Client]:
     """The five clients by id, ascending."""
+    return _clients(batch_size, run, kind)
+
+
+@cache
+def _clients(batch_size: int, run: int, kind: str) -> dict[str, Client]:
     from sklearn.datasets import load_digits
 
     found = load_digits()
-    samples = Samples(
-        np.rint(found.images * 15.9375).astype(np.uint8)[:, None], found.target.astype(np.int64)
-    )
+    x = np.rint(found.images * 15.9375).astype(np.uint8)[:, None]
+    if kind == "series":
+        x = x[:, 0].astype(np.float32) / 255
+    samples = Samples(x, found.target.astype(np.int64))
     everything = np.arange(len(samples))
     low, high = everything[samples.y < 5], everything[samples.y >= 5]
     seven = everything[samples.y == 7]

@@ -117,7 +117,9 @@ UNUSABLE = {
     WHOLE[:20]: "truncated",
     WHOLE[:-2]: "truncated",
     WHOLE[: WHOLE.index(b"data")]: "truncated",
-    WHOLE.replace(b"fmt ", b"form"): "damaged: error: unpack_from requires a buffer of at least 16 bytes",
+    WHOLE.replace(
+        b"fmt ", b"form"
+    ): "damaged: error: unpack_from requires a buffer of at least 16 bytes",  # detail
     wav(tone(440), 0): "damaged: 0 Hz, 1 channels",
     wav(tone(440)[:0]): "empty",
     wav(tone(440) * np.float32(np.nan), bits=32, codec=3): "values that are not finite",
@@ -157,9 +159,7 @@ def test_a_recording_whose_size_was_not_known_is_read_to_its_end() -> None:
 
 def test_a_long_recording_is_rejected_before_it_is_read(tmp_path: Path) -> None:
     (path := tmp_path / "day.wav").write_bytes(wav(tone(440, 30.0, 48000), 48000))
-    with pytest.raises(
-        UnusableFileError, match=r"too large .*: 0 min at 48000 Hz, this board allows 0 min"
-    ) as error:
+    with pytest.raises(UnusableFileError, match="it needs about 11 MB, allowed are 4 MB") as error:
         audio.check(path, FileLimits(max_decoding_bytes=2**22))
     assert error.value.reason == "too large for this board"
     audio.check(path)
@@ -190,18 +190,19 @@ def test_arrays_and_fit_take_clips_only() -> None:
         audio.arrays(3 * x, "x.npz")
     with pytest.raises(DataError, match=r"^x\.npz: clips are float32 \[1, 2, 8000\]"):
         audio.arrays(x.reshape(1, 2, -1), "x.npz")
-    assert audio.fit(x[:, :100], SECOND).shape == (1, 16000)
-    with pytest.raises(DataError, match="clips of 32000 values, the extractor takes 16000 at 16000 Hz"):
-        audio.fit(np.tile(x, 2), SECOND)
-    with pytest.raises(DataError, match="audio, but the extractor takes pictures"):
-        audio.fit(x, InputSpec((1, 8, 8)))
+    assert audio.fit(x, SECOND, "x.npz") is x
+    with pytest.raises(DataError, match=r"^x\.npz: samples \[32000\], the extractor takes \[16000\] \[T\]"):
+        audio.fit(np.tile(x, 2), SECOND, "x.npz")
+    with pytest.raises(DataError, match="recording: clips, but the extractor takes pictures"):
+        audio.read(io.BytesIO(WHOLE), InputSpec((1, 8, 8)))
 
 
 def test_the_input_has_the_spread_of_the_clips() -> None:
     x = np.stack([tone(440), 0 * tone(440)])
     found = audio.input_of(x, np.array([0]), SECOND)
-    assert found == InputSpec((16000,), (0.0,), (0.353553,), axes="T", dtype="float32", rate=16000, hop=8000)
-    assert audio.input_of(x, np.array([1])).std == (0.001,)  # silence is not divided by zero
+    assert found.std == pytest.approx([0.353553], abs=1e-6) and abs(found.mean[0]) < 1e-6
+    assert (found.shape, found.rate, found.hop) == ((16000,), 16000, 8000)
+    assert audio.input_of(x, np.array([1]), SECOND).std == (1.0,)  # silence is not divided by zero
 
 
 def test_clips_are_proposed_by_the_length_of_the_recordings(tmp_path: Path) -> None:

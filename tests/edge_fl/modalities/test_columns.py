@@ -29,6 +29,7 @@ FORMS = {
     "a program's remarks": "Logger 2.1\nserial no.,7\n\ny,time,x,z\n1,0,0.5,a\n20,1,1.5,b\n300,2,-2,c\n",
     "other columns, another order": "n,Y,note, X \n1,1,ok,0.5\n2,20,,1.5\n3,300,ok,-2\n",
     "no header": "0.5,1\n1.5,20\n-2,300\n",
+    "no header, delimiter at the end": "0.5;1;\n1.5;20;\n-2;300;\n",
 }
 
 
@@ -129,6 +130,17 @@ def test_what_needs_more_memory_than_allowed_is_refused_before_it_is_read(tmp_pa
     for source in (path, archive(x=np.zeros((100_000, 2)))):  # 600 bytes, of 1.6 MB
         with pytest.raises(UnusableFileError, match="too large for this board"):
             columns.read(source, limits)
+
+
+def test_the_head_of_a_long_file_is_checked_to_a_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("x,y,n\n" + ("1,2," + "ä" * 10 + "\n") * 5000)  # 64 KB end within a letter
+    columns.check(path)
+    path.write_text("nothing")
+    columns.check(path)
+    path.write_bytes(b"x,\xe4\n")
+    with pytest.raises(UnusableFileError, match="not a text in UTF-8"):
+        columns.check(path)
 
 
 def test_a_file_that_is_gone_may_come_back(tmp_path: Path) -> None:

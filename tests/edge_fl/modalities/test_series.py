@@ -1,5 +1,6 @@
 """Recordings become windows at the input's rate, whatever their clock; what is wrong with one is a remark or a reason."""
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -75,13 +76,36 @@ def test_a_recording_at_the_rate_is_cut_as_it_is(tmp_path: Path, clock: str) -> 
     np.testing.assert_allclose(reading.samples, expected(400), atol=1e-6)
 
 
-def test_a_clock_that_is_written_in_seconds_is_spread_evenly(tmp_path: Path) -> None:
+def test_times_without_a_zone_have_no_summer_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    start = datetime(2024, 3, 31, 1, 59, 56)
     path = recorded(
-        tmp_path / "x.csv", EVEN + 0.01, None, "time", lambda s: f"{ISO + timedelta(seconds=s):%H:%M:%S}"
+        tmp_path / "x.csv", EVEN, None, "date", lambda s: (start + timedelta(seconds=s)).isoformat()
     )
-    reading = series.read(path, INPUT)
-    assert "evenly spaced" in reading.remarks[0]
-    assert len(reading.samples) == pytest.approx(7, abs=1)
+    assert series.read(path, INPUT).remarks == ()
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_a_channel_may_have_the_name_of_a_clock(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "x.csv", EVEN)
+    path.write_text(path.read_text().replace("time,ax,ay", "ax,s,ay"))
+    input = InputSpec((2, 100), (0.0,), (1.0,), "CT", "float32", rate=RATE, hop=50, names=("S", "ay"))
+    np.testing.assert_allclose(series.read(path, input).samples, expected(400), atol=1e-6)
+
+
+def test_a_clock_that_is_written_in_seconds_is_spread_evenly(tmp_path: Path) -> None:
+    for rate, remarks in ((RATE, 1), (RATE // 2, 2)):
+        t = 0.01 + np.arange(8 * rate) / rate
+        path = recorded(
+            tmp_path / "x.csv", t, None, "time", lambda s: f"{ISO + timedelta(seconds=s):%H:%M:%S}"
+        )
+        reading = series.read(path, INPUT)
+        assert "evenly spaced" in reading.remarks[0]
+        assert reading.remarks[1:] == ("25 Hz, resampled to 50 Hz",)[: remarks - 1]
+        whole = expected(int((t[-1] - t[0]) * RATE + 1e-6) + 1, 0.01)
+        np.testing.assert_allclose(reading.samples, whole, atol=0.01)
 
 
 @pytest.mark.parametrize("rate", [20, 49, 104, 200])
@@ -183,6 +207,10 @@ def test_channels_that_are_constant_clipped_or_dead_are_remarked(tmp_path: Path)
     )
     resting = np.stack([np.maximum(0, x[1]), np.round(x[1])])  # a device that is off, and a counter
     assert "clipped at 0" not in str(series.read(recorded(tmp_path / "x.csv", EVEN, resting), INPUT).remarks)
+    spiked = signal(EVEN[:50]) + 9 * (EVEN[:50] == 0.5)
+    with pytest.raises(UnusableFileError) as short:
+        series.read(recorded(tmp_path / "x.csv", EVEN[:50], spiked), INPUT)
+    assert "clipped" not in str(short.value)
     dead = np.stack([np.full(400, np.nan), x[1]])
     with pytest.raises(UnusableFileError, match=r"shorter than a window.*channel ax has no values"):
         series.read(recorded(tmp_path / "x.csv", EVEN, dead), INPUT)
@@ -240,6 +268,9 @@ def test_arrays_are_checked_and_a_transposed_one_is_explained() -> None:
     x[3, 1, 7] = np.nan
     with pytest.raises(DataError, match=r"data: nan at \[3, 1, 7\]"):
         series.arrays(x, "data")
+    x[3, 1, 7] = 1e39  # above a float32
+    with pytest.raises(DataError, match=r"data: 1e\+39 at \[3, 1, 7\]"):
+        series.arrays(x, "data")
     with pytest.raises(DataError, match=r"data: .*expected"):
         series.arrays(x.astype(str), "data")
     with pytest.raises(DataError, match=r"data: windows \[2\]"):
@@ -252,6 +283,7 @@ def test_the_input_has_mean_and_std_of_its_rows_also_of_tiny_large_and_constant_
         [rng.normal(1e-6, 3e-7, (40, 50)), rng.normal(101_325, 1, (40, 50)), np.full((40, 50), 9.81)], 1
     )
     x = x.astype(np.float32)
+    x[0, 2, 0] = np.nextafter(x[0, 2, 0], np.float32(10))
     given = InputSpec((3, 50), (0.0,), (1.0,), "CT", "float32", rate=10, hop=5)
     found = series.input_of(x, np.arange(30), given)
     exact = x[:30].astype(np.float64)

@@ -53,6 +53,8 @@ def test_the_class_column_is_named_or_the_last_text_column(tmp_path: Path) -> No
     path = tmp_path / "x.csv"
     path.write_text("a,b,c,state\n10,1,x,p\n9,2,y,q\n")
     assert tables.rows(path).classes == ("p", "q")
+    path.write_text("a,b,c,site\n10,1,x,p\n9,2,y,q\n")
+    assert tables.rows(path)[2:4] == (("p", "q"), ("x", "y"))
     named = tables.rows(path, None, (), "A ")
     assert (named.classes, named.x.tolist(), named.y.tolist()) == (("9", "10"), [[1], [2]], [1, 0])
     path.write_text("Target,b\n1,5\n0,6\n")

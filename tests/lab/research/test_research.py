@@ -152,6 +152,29 @@ def test_a_comparison_has_rows_of_every_method_seed_and_client(tmp_path: Path) -
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()} == stored
 
 
+def test_windows_of_a_series_run_by_recording_and_come_back_from_the_folder(tmp_path: Path) -> None:
+    input = InputSpec((2, 16), axes="CT", dtype="float32", rate=8, hop=16)
+    windows = (RNG.normal(0, 0.3, (N, 2, 16)) + LABELS[:, None, None]).astype(np.float32)
+    recordings = np.arange(N) // 4
+    settings = {"model.options": {"feature_dim": 8, "width": 4}, "method.batch_size": 16}
+    options: dict[str, Any] = {"clients": 3, "rounds": 2, "settings": settings, "folder": tmp_path}
+    result = run("fedrep", windows, LABELS, input=input, groups=recordings, **options)
+    study = result.trained.study
+    assert study.recipe.model.name == "cnn1d" and study.dataset.given == input
+    for number in range(3):
+        sets = [set(recordings[part[number]]) for part in (study.split.train, study.split.test)]
+        assert not sets[0] & sets[1]
+    (client, data), *_ = study.data().items()
+    found = result.predict(client, data.test.x)
+    assert (found == data.test.y).mean() == result.accuracy[result.clients.index(client)]
+    with pytest.raises(EdgeFLError, match=r"windows of \[2, 8\], expected \[2, 16\]"):
+        result.predict(client, data.test.x[:, :, :8])
+    with pytest.raises(EdgeFLError, match=r"windows of \[2, 8\], but the input says \[2, 16\]"):
+        run("fedrep", windows[:, :, :8], LABELS, input=input)
+    with pytest.raises(EdgeFLError, match=r"groups are .*expected 120 whole numbers or strings"):
+        run("fedrep", windows, LABELS, input=input, groups=recordings[:-1])
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "flat images": ({"images": IMAGES[:, 0]}, r"images of shape \[120, 8\], expected \[N, H, W\]"),
     "pixels": ({"images": IMAGES * 2.0}, r"float64 images range over .*, expected 0\.\.1"),

@@ -21,7 +21,7 @@ from edge_fl_devices.config import POOL, CaptureConfig, convert
 from edge_fl_maker.capture import capture as captures
 from edge_fl_maker.capture import pools
 from edge_fl_maker.capture.camera import CameraLimits
-from edge_fl_maker.capture.capture import Capture, FolderPictures, PictureSource, open_source
+from edge_fl_maker.capture.capture import Capture, FileSource, FolderFiles, open_source
 from edge_fl_maker.capture.pools import Pool
 from edge_fl_maker.labelling.serve import serving
 from tests.maker.capture.scenes import scene
@@ -81,7 +81,7 @@ def put(path: Path, content: bytes) -> None:
 
 
 def test_a_picture_that_arrives_slowly_is_taken_once_it_is_complete(tmp_path: Path) -> None:
-    folder, content = FolderPictures(tmp_path), scene(2)
+    folder, content = FolderFiles(tmp_path), scene(2)
     with (tmp_path / "2.png").open("wb") as file:
         for byte in range(0, len(content), 40):
             file.write(content[byte : byte + 40])
@@ -171,7 +171,7 @@ def test_an_unplugged_camera_is_named_once_and_tried_again(
     notes: list[str] = []
     tried: list[str] = []
 
-    def attempt(source: str, *arguments: Any) -> PictureSource:
+    def attempt(source: str, *arguments: Any) -> FileSource:
         tried.append(source)
         return open_source(source, *arguments)
 

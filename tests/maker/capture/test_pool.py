@@ -46,7 +46,7 @@ def test_other_formats_become_jpeg_and_damaged_files_are_rejected_by_name(pool: 
         (scene(2)[:100], "truncated"),
     ):
         found = pool.add(damaged, "b")
-        assert (found.name, found.why) == ("", "not a picture") and found.detail.startswith(why)
+        assert (found.name, found.why) == ("", "unusable") and found.detail.startswith(why)
     assert pool.names() == [added.name]
 
 
@@ -75,7 +75,7 @@ def test_a_removed_picture_does_not_return_unless_it_is_put_back(pool: Pool) -> 
 def test_only_pictures_of_the_pool_have_a_path(pool: Pool, name: str) -> None:
     pool.add(scene(1), "a")
     for action in (pool.path, pool.remove):
-        with pytest.raises(DataError, match="not among the pictures without labels"):
+        with pytest.raises(DataError, match="not among the files without labels"):
             action(name)
     assert len(pool.names()) == 1
 

@@ -73,14 +73,16 @@ def name_of(picture: bytes) -> str:
     return hashlib.sha256(picture).hexdigest()[:16] + ".png"
 
 
-def manifest(classes: list[str] = CLASSES, **changes: Any) -> tuple[Manifest, bytes]:
-    """A release whose features are random combinations of the pixels of 12 x 12, rectified."""
-    weights = np.random.default_rng(0).normal(size=(int(np.prod(INPUT.shape)), DIM)).astype(np.float32)
+def manifest(
+    classes: list[str] = CLASSES, input: InputSpec = INPUT, **changes: Any
+) -> tuple[Manifest, bytes]:
+    """A release whose features are random combinations of a sample's values, of pictures 12 x 12 pixels, rectified."""
+    weights = np.random.default_rng(0).normal(size=(int(np.prod(input.shape)), DIM)).astype(np.float32)
     nodes = [graphs.helper.make_node("Relu", ["z"], ["features"])]
-    payload = graphs.graph(nodes, weights=weights, input_shape=("n", *INPUT.shape), output_shape=("n", DIM))
+    payload = graphs.graph(nodes, weights=weights, input_shape=("n", *input.shape), output_shape=("n", DIM))
     question = Canary(seed=5, images=2, features=[])
-    expected = np.maximum(canary_input(question, INPUT).reshape(2, -1) @ weights, 0)
-    fields = {"classes": classes, "input": INPUT, "feature_dim": DIM, "extractor": describe(payload, 65536)}
+    expected = np.maximum(canary_input(question, input).reshape(2, -1) @ weights, 0)
+    fields = {"classes": classes, "input": input, "feature_dim": DIM, "extractor": describe(payload, 65536)}
     return graphs.manifest_for(payload, expected=expected, **(fields | changes)), payload
 
 
@@ -93,10 +95,10 @@ def install(home: Path, release: Manifest, payload: bytes) -> None:
     slots.install(release)
 
 
-def device(folder: Path, **changes: Any) -> DeviceConfig:
+def device(folder: Path, release: tuple[Manifest, bytes] | None = None, **changes: Any) -> DeviceConfig:
     """The settings of a device in `folder`, which has the release, no label and no head."""
     home = folder / "pi"
-    install(home, *manifest())
+    install(home, *(release or manifest()))
     config = DeviceConfig("pi", f"folder:{folder / 'images'}", folder=str(home), capture=CAPTURE)
     return msgspec.structs.replace(config, **changes)
 

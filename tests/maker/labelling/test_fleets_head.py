@@ -67,7 +67,7 @@ def config(tmp_path: Path) -> DeviceConfig:
 
 def label(site: Desk, truth: dict[str, str], count: int = 1) -> None:
     for _ in range(count):
-        picture = site.session.view("me").picture
+        picture = site.session.view("me").item
         assert picture
         site.session.label("me", picture.name, picture.version, truth[picture.name])
         site.learned()
@@ -89,7 +89,7 @@ def test_predictions_appear_before_the_first_label_and_each_label_leads_to_a_hea
     home, truth = Path(config.folder), fill(config, 5)
     with desk(config) as site:
         view = site.learned()
-        assert view.picture and view.picture.guesses and view.head in fleet.KINDS
+        assert view.item and view.item.guesses and view.head in fleet.KINDS
         assert (view.head_words, view.accuracy, view.accuracy_words) == (
             NOT_PERSONAL,
             None,
@@ -161,7 +161,7 @@ def test_first_guesses_are_kept_with_their_labels_over_a_restart_and_an_undo(con
         site.learned()
         expected = list[bool]()
         for _ in range(6):
-            picture = site.session.view("me").picture
+            picture = site.session.view("me").item
             assert picture and picture.guesses
             expected.append(picture.guesses[0].label == truth[picture.name])
             done = site.session.label("me", picture.name, picture.version, truth[picture.name])
@@ -178,7 +178,7 @@ def test_first_guesses_are_kept_with_their_labels_over_a_restart_and_an_undo(con
             words == f"first guesses: {sum(expected[:5])} of 5 right; fleet's head " + words.split("head ")[1]
         )
         assert {"what": "label page", "value": words} in status.read(home)
-        again = site.session.view("me").picture
+        again = site.session.view("me").item
         assert again
     reset(home, plan_reset(home))
     assert not (home / first_guesses.FILE).exists()

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_fl.data.grouping import thumbnails
+from edge_fl.modalities.pictures import thumbnails
 from edge_fl_devices import config
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data.file_index import Origin
@@ -47,8 +47,8 @@ def teach(images: Path, features: FeatureRows, rng: np.random.Generator) -> None
         pixels = rng.integers(0, 256, (8, 8), np.uint8)
         Image.fromarray(pixels).save(path)
         z = np.maximum(rng.normal(size=1280) + 0.2 * means[number % 10], 0)
-        thumbnail = thumbnails(pixels[None, None])[0]
-        features.add(file_key(path), z.astype(np.float32), thumbnail, Origin(path.stat().st_mtime))
+        thumbnail = thumbnails(pixels[None, None])
+        features.add(file_key(path), z[None].astype(np.float32), thumbnail, Origin(path.stat().st_mtime))
 
 
 def photo_of(number: int) -> bytes:
@@ -113,7 +113,7 @@ def test_a_label_leads_to_a_head_within_two_seconds_of_work_and_the_memory_of_a_
         child = child_of(process.pid)
         for number in range(LABELS):
             before = store.immediate_head(sha256)
-            picture = view["picture"]
+            picture = view["item"]
             body = {
                 "client": "me",
                 "name": picture["name"],

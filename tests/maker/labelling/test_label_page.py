@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_fl.inputs import InputSpec
 from edge_fl.modalities import pictures
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_maker.access import HttpAccess
 from tests.browsing import Visit, visiting
 from tests.maker.labelling import fruit
 from tests.maker.labelling.fruit import CLASSES, INPUT, Desk, desk, device, fill
+from tests.maker.labelling.test_recordings import IMU, SOUND, filled, learner_of, posture, tone
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 PICTURES = 50
@@ -159,3 +161,26 @@ def test_a_new_class_undo_and_the_token_of_the_address(browser: Any, tmp_path: P
         shown(visit, dropped)
         left = site.session.pool.names()
         assert len(left) == 11 and name in left and dropped not in left
+
+
+@pytest.mark.parametrize(
+    ("input", "file_of", "about"), [(IMU, posture, "2 channels, 3.0 s"), (SOUND, tone, "1.5 s of sound")]
+)
+def test_a_recording_is_drawn_named_for_screen_readers_and_played(
+    browser: Any, tmp_path: Path, input: InputSpec, file_of: Any, about: str
+) -> None:
+    with desk(learner_of(tmp_path, input)) as site, visiting(browser, site.home) as visit:
+        filled(site, file_of, 2)
+        visit.go("/label", wait_for="#picture:visible")
+        name = shown(visit, "")
+        assert visit.page.get_attribute("#picture", "alt") == f"Recording to label: {about}"
+        sound = visit.page.locator("#sound")
+        assert sound.is_visible() is (input is SOUND)
+        if input is SOUND:
+            visit.page.wait_for_function("() => document.querySelector('#sound').src")
+            visit.page.keyboard.press("p")
+            visit.page.wait_for_function("() => document.querySelector('#sound').currentTime > 0")
+        visit.page.keyboard.press("1")
+        shown(visit, name)
+        assert not sound.evaluate("sound => !sound.paused") and not visit.complaints
+        assert len(list(site.images.glob("lying/*"))) == 1

@@ -21,7 +21,7 @@ from tests.maker.labelling.fruit import desk, device, fill, fruit, name_of
 
 def which(view: dict[str, Any]) -> dict[str, str]:
     """The picture of a view, as an action names it."""
-    return {key: view["picture"][key] for key in ("name", "version")}
+    return {key: view["item"][key] for key in ("name", "version")}
 
 
 def test_two_people_label_at_once(tmp_path: Path) -> None:
@@ -30,19 +30,19 @@ def test_two_people_label_at_once(tmp_path: Path) -> None:
     with desk(config) as site:
         _, mine, _ = site.request("GET", "/api/label/view?client=me")
         _, yours, _ = site.request("GET", "/api/label/view?client=you")
-        first, second = mine["picture"]["name"], yours["picture"]["name"]
+        first, second = mine["item"]["name"], yours["item"]["name"]
         assert first != second
         for what, body in (("label", {"class_name": "apple"}), ("skip", {}), ("discard", {})):
             status, answer = site.act(what, "you", **which(mine), **body)
             assert status == 422 and "not the picture that this page was last given" in answer["error"]
         status, done = site.act("label", "me", **which(mine), class_name=truth[first])
-        assert status == 200 and done["view"]["picture"]["name"] not in (first, second)
+        assert status == 200 and done["view"]["item"]["name"] not in (first, second)
         status, answer = site.act("label", "you", **which(mine), class_name="banana")
         assert status == 422 and "was labelled or dropped" in answer["error"]
         status, answer = site.act("label", "you", **which(yours), class_name="nut")
         assert status == 422 and "expected one of apple" in answer["error"]
         status, view = site.act("undo", "me", action=done["action"])
-        assert status == 200 and view["picture"]["name"] == first and view["unlabelled"] == 12
+        assert status == 200 and view["item"]["name"] == first and view["unlabelled"] == 12
         status, answer = site.act("undo", "me", action=done["action"])
         assert status == 422 and "undone already" in answer["error"]
 
@@ -52,14 +52,14 @@ def test_a_picture_that_is_deleted_on_the_screen_is_refused_and_the_next_one_com
     fill(config, 1)
     with desk(config) as site:
         view = site.request("GET", "/api/label/view?client=me")[1]
-        name = view["picture"]["name"]
+        name = view["item"]["name"]
         (Path(config.folder) / "unlabelled" / name).unlink()
         for what, body in (("label", {"class_name": "apple"}), ("skip", {}), ("discard", {})):
             status, answer = site.act(what, **which(view), **body)
             assert status == 422 and name in answer["error"]
-        assert site.request("GET", f"/api/label/picture?name={name}")[0] == 422
+        assert site.request("GET", f"/api/label/preview?name={name}")[0] == 422
         _, view, _ = site.request("GET", "/api/label/view?client=me")
-        assert view["picture"]["name"] != name and view["unlabelled"] == 5
+        assert view["item"]["name"] != name and view["unlabelled"] == 5
         status, done = site.act("discard", **which(view))
         assert status == 200
         assert site.act("skip", **which(done["view"]))[0] == 200
@@ -75,7 +75,7 @@ def test_a_picture_whose_file_was_changed_since_it_was_shown_is_refused(tmp_path
         for what, body in (("label", {"class_name": "apple"}), ("skip", {}), ("discard", {})):
             status, answer = site.act(what, **before, **body)
             assert status == 422 and "changed since it was offered; nothing was changed" in answer["error"]
-        path = f"/api/label/picture?name={name}&version="
+        path = f"/api/label/preview?name={name}&version="
         assert site.request("GET", path + version)[0] == 422
         after = site.request("GET", "/api/label/view?client=me")[1]
         assert which(after)["name"] == name and which(after)["version"] != version
@@ -95,7 +95,7 @@ def test_a_page_that_did_not_look_for_a_minute_cannot_label_what_another_one_sho
         mine = site.request("GET", "/api/label/view?client=me")[1]
         clock[0] += 61
         yours = site.request("GET", "/api/label/view?client=you")[1]
-        assert yours["picture"]["name"] == mine["picture"]["name"]
+        assert yours["item"]["name"] == mine["item"]["name"]
         status, answer = site.act("label", **which(mine), class_name="apple")
         assert status == 422 and "may be on another person's screen" in answer["error"]
         assert site.act("label", "you", **which(yours), class_name="apple")[0] == 200
@@ -123,10 +123,10 @@ def test_only_pictures_of_the_pool_are_answered(tmp_path: Path) -> None:
     fill(config, 1)
     with desk(config) as site:
         name = site.session.pool.names()[0]
-        status, content, headers = site.request("GET", f"/api/label/picture?name={name}")
+        status, content, headers = site.request("GET", f"/api/label/preview?name={name}")
         assert (status, name_of(content)) == (200, name) and headers["Content-Type"] == "image/png"
         for other in ("../settings.json", "index.jsonl", ".lock", "", "%2e%2e/release/state.json"):
-            assert site.request("GET", f"/api/label/picture?name={other}")[0] == 422
+            assert site.request("GET", f"/api/label/preview?name={other}")[0] == 422
 
 
 def test_a_frame_is_added_once(tmp_path: Path) -> None:
@@ -137,12 +137,12 @@ def test_a_frame_is_added_once(tmp_path: Path) -> None:
         status, added, _ = site.request("POST", "/frame", picture)
         assert (status, added["why"]) == (200, "duplicate")
         status, added, _ = site.request("POST", "/frame", b"no picture")
-        assert (status, added["why"]) == (422, "not a picture")
+        assert (status, added["why"]) == (422, "unusable")
         status, added, headers = site.request("POST", "/frame?source=door", fruit(1, 6))
         assert (status, added["why"]) == (429, "too soon")
         assert 0 < int(headers["Retry-After"]) == added["retry_s"] <= 10
         assert added["detail"].endswith(f"try again in {added['retry_s']} s") and "'door'" in added["detail"]
-        shown = site.request("GET", "/api/label/view?client=me")[1]["picture"]
+        shown = site.request("GET", "/api/label/view?client=me")[1]["item"]
         assert (shown["name"], shown["source"]) == (name_of(picture), "door")
         health = site.request("GET", "/health")[1]
         assert (health["release"], health["capture"]["state"], health["capture"]["pictures"]) == (0, "off", 1)
@@ -191,7 +191,7 @@ def test_a_client_on_the_network_needs_the_token(tmp_path: Path) -> None:
     clock = [0.0]
     with desk(config, HttpAccess("secret", clock=lambda: clock[0])) as site:
         name = site.session.pool.names()[0]
-        picture, bearer = f"/api/label/picture?name={name}", {"Authorization": "Bearer secret"}
+        picture, bearer = f"/api/label/preview?name={name}", {"Authorization": "Bearer secret"}
         assert site.request("GET", "/label")[0] == 200  # the page itself says nothing
         for method, path in [("GET", picture), ("POST", "/predict"), ("GET", "/health"), ("POST", "/frame")]:
             status, answer, _ = site.request(method, path, b"" if method == "POST" else None)

@@ -43,7 +43,7 @@ from tests.maker.labelling.fruit import CLASSES, INPUT, Desk, desk, device, fill
 def teach(site: Desk, truth: dict[str, str], count: int) -> None:
     """Label pictures as the page offers them."""
     for _ in range(count):
-        picture = site.session.view("me").picture
+        picture = site.session.view("me").item
         assert picture
         site.session.label("me", picture.name, picture.version, truth[picture.name])
 
@@ -133,14 +133,14 @@ def test_undo_and_a_picture_that_is_damaged(tmp_path: Path) -> None:
         teach(site, truth, 6)
         (site.images / "apple" / "damaged.png").write_bytes(fruit(0, 99)[:300])
         site.session.learner.look()
-        name = site.session.view("me").picture
+        name = site.session.view("me").item
         assert name
         done = site.session.label("me", name.name, name.version, truth[name.name])
         assert site.learned().measured <= 7
         view = site.session.undo("me", done.action)
-        assert view.picture and view.picture.name == name.name
+        assert view.item and view.item.name == name.name
         view = site.learned()
-        assert view.unlabelled == 12 and not view.problem and view.picture and view.picture.guesses
+        assert view.unlabelled == 12 and not view.problem and view.item and view.item.guesses
         assert "cannot be read: apple/damaged.png (truncated)" in view.remark
 
 
@@ -150,11 +150,11 @@ def test_a_class_that_the_release_does_not_name_waits_for_one_that_does(tmp_path
     with desk(config) as site:
         site.session.add_class("me", " quince ")
         teach(site, truth, 6)
-        name = site.session.view("me").picture
+        name = site.session.view("me").item
         assert name
         done = site.session.label("me", name.name, name.version, "quince")
         classes = {each.name: each for each in done.view.classes}
-        assert classes["quince"].pictures == 1 and not classes["quince"].learned and classes["plum"].learned
+        assert classes["quince"].count == 1 and not classes["quince"].learned and classes["plum"].learned
         assert site.learned().measured <= 6
         assert site.session.learner.progress.release == 1
         later, payload = manifest([*CLASSES, "quince"], release=2)
@@ -175,7 +175,7 @@ def test_before_the_first_release_labels_are_stored(tmp_path: Path) -> None:
         for name in CLASSES:
             site.session.add_class("me", name)
         teach(site, truth, 5)
-        assert sum(each.pictures for each in site.session.view("me").classes) == 5
+        assert sum(each.count for each in site.session.view("me").classes) == 5
         assert site.learned().unlabelled == 7
         install(tmp_path / "new", *manifest())
         site.session.learner.look()
@@ -198,7 +198,9 @@ def test_feature_rows_survive_a_torn_write_and_drop_what_is_gone(tmp_path: Path)
     thumbs = np.random.default_rng(1).integers(0, 256, (350, SIDE**2), np.uint8)
     for number, (key, row) in enumerate(zip(keys, z, strict=True)):
         film = f"film {number}" if number >= 690 else "holiday" * (number >= 680)
-        rows.add(key, row, thumbs[number // 2], Origin(60.0 * number, certain=True, recording=film))
+        rows.add(
+            key, row[None], thumbs[number // 2][None], Origin(60.0 * number, certain=True, recording=film)
+        )
     with rows.path.open("ab") as file:
         file.write(b"torn")
     found = rows.find(keys[7])  # a row that another thread is adding looks like this

@@ -13,7 +13,7 @@ from edge_fl.files import atomic
 from edge_fl_maker.capture.pools import Pool
 from edge_fl_maker.labelling import moves as module
 from edge_fl_maker.labelling.moves import Moves, shortened
-from edge_fl_maker.labelling.session import FORGOTTEN_S, OFFER_S, PictureOffers
+from edge_fl_maker.labelling.session import FORGOTTEN_S, OFFER_S, Offers
 from tests.maker.labelling.fruit import CAPTURE, fruit
 
 
@@ -70,7 +70,7 @@ def test_a_link_among_the_pictures_of_the_pool_shows_nothing(pool: Pool, tmp_pat
     (tmp_path / "secret").write_text("not a picture")
     (pool.folder / "link.jpg").symlink_to(tmp_path / "secret")
     assert "link.jpg" not in pool.names() and len(pool.names()) == 3
-    with pytest.raises(DataError, match="not among the pictures"):
+    with pytest.raises(DataError, match="not among the files"):
         pool.path("link.jpg")
 
 
@@ -94,7 +94,7 @@ def test_a_picture_that_was_labelled_or_deleted_meanwhile_is_refused(moves: Move
     moves.label(first, "apple")
     pool.remove(second)
     for name in (first, second, "../pi/lock", "nothing.png"):
-        with pytest.raises(DataError, match="not among the pictures without labels"):
+        with pytest.raises(DataError, match="not among the files without labels"):
             moves.label(name, "banana")
     assert {path.name for path in moves.data.iterdir()} == {"apple"}
 
@@ -193,7 +193,7 @@ def test_a_long_name_of_a_class_is_cut_with_a_remark() -> None:
 
 
 def test_two_people_see_different_pictures_and_a_screen_stays_as_it_is() -> None:
-    offers, order = PictureOffers(), ["a", "b", "c"]
+    offers, order = Offers(), ["a", "b", "c"]
     assert offers.next("me", order, 0) == ["a"] and offers.next("you", order, 0) == ["b"]
     assert offers.next("me", ["c", "b", "a"], 1, 2) == ["a", "c"]
     assert offers.next("you", ["c", "a"], 2) == ["c"]
@@ -204,7 +204,7 @@ def test_two_people_see_different_pictures_and_a_screen_stays_as_it_is() -> None
 
 
 def test_a_page_that_was_away_keeps_its_picture_unless_another_one_was_given_it() -> None:
-    offers, order = PictureOffers(), ["a", "b"]
+    offers, order = Offers(), ["a", "b"]
     offers.next("me", order, 0)
     offers.next("you", order, 2 * OFFER_S)
     assert offers.on_screen("me") == "" and offers.on_screen("you") == "a"
@@ -217,7 +217,7 @@ def test_a_page_that_was_away_keeps_its_picture_unless_another_one_was_given_it(
 
 
 def test_skipped_pictures_come_last_and_come_back() -> None:
-    offers, order = PictureOffers(), ["a", "b"]
+    offers, order = Offers(), ["a", "b"]
     assert offers.next("me", order, 0) == ["a"]
     offers.skip("a")
     assert offers.next("me", order, 0, 2) == ["b", "a"]

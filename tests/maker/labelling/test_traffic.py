@@ -62,7 +62,7 @@ def test_labelling_sends_numbers_only(mosquitto: Mosquitto, tmp_path: Path) -> N
             truth = fill(config, 3)
             with desk(config) as site:
                 for _ in range(15):
-                    picture = site.session.view("me").picture
+                    picture = site.session.view("me").item
                     assert picture
                     site.session.label("me", picture.name, picture.version, truth[picture.name])
                 assert site.learned().head == "cosine"

@@ -33,7 +33,7 @@ class Gate:
 def gated(site: Desk) -> Iterator[Gate]:
     gate, routes = Gate(), site.service.routes
     gate.is_open.set()
-    picture = routes["GET", "/api/label/picture"]
+    picture = routes["GET", "/api/label/preview"]
 
     def slow(request: HttpRequest) -> Any:
         gate.is_open.wait(60)
@@ -46,7 +46,7 @@ def gated(site: Desk) -> Iterator[Gate]:
 
         return Route(respond, own_page=True)
 
-    routes["GET", "/api/label/picture"] = Route(slow, own_page=True)
+    routes["GET", "/api/label/preview"] = Route(slow, own_page=True)
     for action in ("label", "skip", "discard", "undo"):
         routes["POST", f"/api/label/{action}"] = counted(action, routes["POST", f"/api/label/{action}"])
     try:

@@ -100,11 +100,11 @@ def labelled(tmp_path: Path) -> DeviceConfig:
     truth = fruit.fill(config, 2)
     with fruit.desk(config) as desk:
         for _ in range(4):
-            shown = desk.session.view("me").picture
+            shown = desk.session.view("me").item
             assert shown
             desk.session.label("me", shown.name, shown.version, truth[shown.name])
             desk.learned()
-        shown = desk.session.view("me").picture
+        shown = desk.session.view("me").item
         assert shown
         desk.session.discard("me", shown.name, shown.version)
         desk.learned()

@@ -3,15 +3,21 @@
 import os
 import shutil
 import unicodedata
+from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from edge_fl.cli import main
+from edge_fl.methods.contract import steps
+from edge_fl.modalities import audio
 from edge_fl_server.cli import new
 from edge_fl_server.orchestrate import execution
 from edge_fl_server.recipes import find
 from edge_fl_server.recipes.recipe import parse
+from edge_fl_server.release import export
+from tests.devices.recordings import recordings
 
 SMALL = ["--model", "cnn-tiny"]
 
@@ -114,3 +120,95 @@ def test_bad_input_is_one_line_and_writes_nothing(pictures, capsys, arguments, s
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
     assert list(pictures.parent.glob("*.toml")) == []
+
+
+@pytest.fixture
+def watch(tmp_path, monkeypatch):
+    """A working folder with recordings of two people in watch/PERSON/CLASS."""
+    monkeypatch.chdir(tmp_path)
+    for person in ("ann", "bob"):
+        recordings(tmp_path / "watch" / person, each=2)
+    return tmp_path / "watch"
+
+
+def test_a_series_has_classes_people_and_an_input_with_mean_and_spread(watch, capsys):
+    assert main(["new", "moves", "--series", "watch", "--model", "identity"]) == 0
+    said = capsys.readouterr()
+    assert "lying: 4 files" in said.err and "2 devices can have a part each: ann, bob" in said.err
+    assert said.out.splitlines()[1].endswith("--data watch/ann")
+    ready = execution.prepare(find("moves.toml"))
+    spec = ready.spec
+    assert (spec.classes, spec.model.name) == (["lying", "standing"], "identity")
+    assert (spec.input.shape, spec.input.rate, spec.input.hop) == ((2, 100), 25.0, 50)
+    assert (spec.input.names, spec.input.units) == (("ax", "az"), ("g", "g"))
+    assert spec.input.mean == pytest.approx((0.0, 0.5), abs=0.05)
+    assert spec.input.std == pytest.approx((0.1, 0.5), abs=0.05)
+    exported = export.export(ready.method, steps.start(ready.method))
+    assert exported.feature_dim == 200
+
+
+def test_window_and_rate_can_be_given_and_a_damaged_file_is_named(watch, capsys):
+    (watch / "ann" / "lying" / "odd.csv").write_bytes(b"\0\xff")
+    (watch / "ann" / "standing" / "photo.jpg").write_bytes(b"")
+    given = ["--window", "2", "--rate", "10", "--model", "cnn1d"]
+    assert main(["new", "moves", "--series", "watch", *given]) == 0
+    assert find("moves.toml").input.shape == (2, 20)
+    said = capsys.readouterr().err
+    assert "watch/ann/lying/odd.csv: " in said and "1 pictures are left out" in said
+    assert "cnn1d has no pretrained weights" in said
+
+
+def test_classes_of_a_table_are_in_a_column_or_in_folders(watch, capsys):
+    table = Path("iris.csv")
+    table.write_text("length,width,species\n1,2,a\n3,4,b\n5,6,b\n")
+    assert main(["new", "iris", "--table", "iris.csv"]) == 0
+    recipe = find("iris.toml")
+    assert (recipe.data.classes, recipe.input.names, recipe.input.mean) == (
+        ["a", "b"],
+        ("length", "width"),
+        (3.0, 4.0),
+    )
+    (folder := Path("sites")).mkdir()
+    for site in ("berlin", "wien"):
+        (folder / f"{site}.csv").write_text(table.read_text())
+    assert main(["new", "sites", "--table", "sites"]) == 0
+    assert capsys.readouterr().out.strip().endswith("--data sites/berlin.csv")
+    assert main(["new", "rows", "--table", "watch"]) == 0
+    assert find("rows.toml").data.classes == ["lying", "standing"]
+
+
+def test_audio_brings_clips(watch):
+    for name in ("yes", "no"):
+        (watch / name).mkdir()
+        (watch / name / "1.wav").write_bytes(audio.wav(np.zeros(16000, np.float32), 16000))
+    assert main(["new", "words", "--audio", "watch", "--model", "audio-cnn"]) == 0
+    assert find("words.toml").input.shape == (16000,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--series", "nowhere"],
+            "nowhere: no such folder; expected one folder of CSV or NPZ recordings per class",
+        ),
+        (["--series", "watch/ann/lying"], "recordings of 0 classes, expected two or more"),
+        (["--series", "one"], "CSV or NPZ recordings of 1 class, expected two or more folders"),
+        (["--audio", "watch"], "WAV or FLAC recordings of 0 classes, expected two or more folders"),
+        (["--audio", "watch"], "8 CSV or NPZ recordings are left out"),
+        (["--series", "untimed"], "no column of times, such as 'time'; state the rate"),
+        (["--images", "watch", "--rate", "50"], "--window and --rate are for recordings"),
+        (["--series", "watch", "--images", "watch"], "expected either --images FOLDER"),
+        (["--series", "watch", "--model", "cnn1"], "did you mean 'cnn1d'?"),
+    ],
+)
+def test_bad_recordings_are_one_line_and_write_nothing(watch, capsys, arguments, said):
+    recordings(Path("one"))
+    shutil.rmtree("one/lying")
+    for name in ("a", "b"):
+        (path := Path("untimed", name, "1.csv")).parent.mkdir(parents=True)
+        path.write_text("x,y\n" + "1,2\n" * 99)
+    assert main(["new", "moves", *arguments]) == 4
+    error = capsys.readouterr().err
+    assert said in error and not Path("moves.toml").exists()
+    assert error.splitlines()[-1].startswith("edge-fl: ")

@@ -8,6 +8,7 @@ from PIL import Image
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
 from edge_fl_server.release import quantise
+from tests.devices.recordings import SERIES, recordings
 
 INPUT = InputSpec((3, 8, 8))
 CLASSES = ("cat", "dog", "horse")
@@ -41,3 +42,9 @@ def test_fewer_than_two_classes_are_one_line(folder):
         quantise.labelled(folder, ("cow", "pig"), INPUT)
     with pytest.raises(DataError, match="no such folder"):
         quantise.labelled(folder / "absent", CLASSES, INPUT)
+
+
+def test_windows_of_recordings_are_held_out_too(tmp_path):
+    data = quantise.labelled(recordings(tmp_path), ("lying", "standing"), SERIES)
+    assert data.train.counts(2).tolist() == [18, 18] and data.validation.counts(2).tolist() == [6, 6]
+    assert data.train.shape == SERIES.shape

@@ -24,6 +24,7 @@ from edge_fl_server.recipes.recipe import QuantiseConfig
 from edge_fl_server.release import export, quantise
 from edge_fl_server.release.onnx_session import Session
 from edge_fl_server.release.quantise import Figures, compare, objection, quantiser, sample
+from tests.devices.recordings import SERIES, recordings
 
 DATA = Path(os.environ.get("EDGE_FL_DATA", ".data"))
 REAL = next((name for name in ("cifar10", "fashion-mnist") if (DATA / f"{name}.npz").is_file()), "")
@@ -88,6 +89,20 @@ def test_without_pictures_calibration_is_on_synthetic_images(tiny: Any) -> None:
     assert "int8 is not published: cosine 0.9" in said[1]
     images = pictures.synthetic(InputSpec((3, 16, 24)), 4, seed=1)
     assert images.shape == (4, 3, 16, 24) and images.dtype == np.uint8 and 20 < images.std() < 90
+
+
+def test_a_network_of_a_series_becomes_int8_with_and_without_data(tmp_path: Path) -> None:
+    spec = spec_of("cnn1d", SERIES, feature_dim=16, width=8)
+    method = build_method(spec)
+    exported = export.export(method, steps.start(method))
+    said: list[str] = []
+    without = quantise.quantiser_without_data(SERIES, GATE, 1, said.append)(exported.onnx, 2, False)
+    assert without and without.cosine > GATE.min_cosine and "on synthetic windows" in said[0]
+    data = quantise.labelled(recordings(tmp_path), ("lying", "standing"), SERIES)
+    figures = compare(
+        exported.onnx, quantise.quantise(exported.onnx, sample([data], 64, 1)), [data], 2, False
+    )
+    assert figures.cosine > GATE.min_cosine and abs(figures.loss) <= 0.05
 
 
 @pytest.mark.parametrize(

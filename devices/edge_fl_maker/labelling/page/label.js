@@ -1,14 +1,15 @@
 "use strict";
-/* One picture at a time: a key or a tap labels, skips or discards it, and the answer brings the next one. No key hits something else than was
-   seen: the picture on the screen, its preselected class and the keys of the classes stay as they are while a new head is fitted; nothing
-   can be done to a picture before it has been on the screen for SEEN_MS, less than a person takes to recognise one; nothing is queued. */
+/* One item, a picture or a recording, at a time: a key or a tap labels, skips or discards it, and the answer brings the next one. No key hits
+   something else than was seen: the item on the screen, its preselected class and the keys of the classes stay as they are while a new head is
+   fitted; nothing can be done to an item before it has been on the screen for SEEN_MS, less than a person takes to recognise one; nothing is
+   queued. */
 
 const POLL_MS = 2000, BUSY_MS = 400, SEEN_MS = 250, LOAD_MS = 15000;
 const $ = (id) => document.getElementById(id);
 const client = Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 const done = [], images = new Map();
 let view = null, shown = null, selected = "", waiting = false, timer = 0;
-let state = "loading";  // of the picture `shown`: "loading", "failed" or "seen"
+let state = "loading";  // of the item `shown`: "loading", "failed" or "seen"
 let pressed = null, isKeyDown = false;  // what was on the screen when the last key or button went down
 let turn = 0;  // counts actions: an answer to a look from before an action is out of date
 
@@ -29,24 +30,26 @@ async function enter() {
   if (!response.ok) throw new Error((await response.json()).error);
 }
 
-const address = (picture) => "/api/label/picture?name=" + encodeURIComponent(picture.name) + "&version=" + picture.version;
+const address = (item, what = "preview") => "/api/label/" + what + "?name=" + encodeURIComponent(item.name) + "&version=" + item.version;
+const capital = (words) => words[0].toUpperCase() + words.slice(1);
 const percent = (share) => Math.round(100 * share) + " %";
 const isSame = (one, other) => Boolean(one && other) && one.name === other.name && one.version === other.version;
 
 function adopt(fresh) {
   const before = view ? view.classes : [];
   view = fresh;
-  arrange(before, isSame(view.picture, shown));
-  if (!isSame(view.picture, shown)) {
-    shown = view.picture;
+  arrange(before, isSame(view.item, shown));
+  if (!isSame(view.item, shown)) {
+    shown = view.item;
     selected = "";
     state = "loading";
     $("picture").hidden = true;
+    cue(null);
     if (shown) bring(shown);
   } else if (shown && state === "failed") {
     bring(shown);
-  } else if (shown && !shown.guesses.length && view.picture.guesses.length) {
-    shown.guesses = view.picture.guesses;
+  } else if (shown && !shown.guesses.length && view.item.guesses.length) {
+    shown.guesses = view.item.guesses;
     if (!selected && !$("picture").hidden) preselect();
   }
   const kept = new Set([shown, ...view.upcoming].filter(Boolean).map(address));
@@ -55,7 +58,7 @@ function adopt(fresh) {
   draw();
 }
 
-/* Classes keep their places, and so their keys; new ones follow, and none goes while a picture is on the screen. */
+/* Classes keep their places, and so their keys; new ones follow, and none goes while an item is on the screen. */
 function arrange(before, keepAll) {
   const found = new Map(view.classes.map((each) => [each.name, each]));
   const old = before.map((each) => found.get(each.name) || (keepAll && each)).filter(Boolean);
@@ -63,39 +66,52 @@ function arrange(before, keepAll) {
   view.classes = [...old, ...view.classes.filter((each) => !names.has(each.name))];
 }
 
-/* The element of a picture, which loads once. */
-function load(picture) {
-  const name = address(picture);
-  if (!images.has(name)) images.set(name, Object.assign(new Image(), { id: "picture", alt: "Picture to label", src: name }));
+/* The picture of an item, which loads once. */
+function load(item) {
+  const name = address(item);
+  if (!images.has(name)) images.set(name, Object.assign(new Image(), { id: "picture", src: name }));
   return images.get(name);
 }
 
-/* Puts a picture on the screen once it is decoded. One that cannot be loaded is tried again with every look at the device. */
-async function bring(picture) {
-  if (picture.isPending) return;
-  picture.isPending = true;
-  const image = load(picture), isFirst = state === "loading";
+/* Readies the sound of an item. It is fetched as a whole: Safari plays no address without ranges of bytes. */
+async function cue(item) {
+  const sound = $("sound");
+  URL.revokeObjectURL(sound.src);
+  sound.removeAttribute("src");
+  sound.hidden = view.kind !== "audio" || !item;
+  if (sound.hidden) return;
+  const response = await fetch(address(item, "sound"), { cache: "no-store" }).catch(() => null);
+  if (response && response.ok && shown === item) sound.src = URL.createObjectURL(await response.blob());
+}
+
+/* Puts an item on the screen once its picture is decoded. One that cannot be loaded is tried again with every look at the device. */
+async function bring(item) {
+  if (item.isPending) return;
+  item.isPending = true;
+  const image = load(item), isFirst = state === "loading";
   const isLate = new Promise((_, reject) => setTimeout(reject, LOAD_MS));
   try {
     await Promise.race([image.decode(), isLate]);
   } catch {
-    if (image.complete) images.delete(address(picture));
-    if (shown !== picture) return;
+    if (image.complete) images.delete(address(item));
+    if (shown !== item) return;
     state = "failed";
     draw();
     if (isFirst) poll();
     return;
   } finally {
-    picture.isPending = false;
+    item.isPending = false;
   }
-  if (shown !== picture) return;
+  if (shown !== item) return;
   state = "loading";
   image.hidden = false;
+  image.alt = capital(view.word) + " to label" + (item.about && ": " + item.about);
   $("picture").replaceWith(image);
+  cue(item);
   preselect();
   draw();
   setTimeout(() => {
-    if (shown !== picture) return;
+    if (shown !== item) return;
     state = "seen";
     draw();
   }, SEEN_MS);
@@ -107,7 +123,7 @@ function preselect() {
 }
 
 function draw() {
-  const labelled = view.classes.reduce((sum, each) => sum + each.pictures, 0);
+  const labelled = view.classes.reduce((sum, each) => sum + each.count, 0);
   $("accuracy").textContent = view.accuracy === null ? "–" : percent(view.accuracy);
   $("accuracy").title = view.accuracy_words;
   $("measured").textContent = [view.accuracy_words && "Accuracy: " + view.accuracy_words, view.first_guesses].filter(Boolean).join("; ");
@@ -119,8 +135,10 @@ function draw() {
   $("empty").hidden = isVisible;
   $("empty").textContent = isVisible ? "" : absent();
   const guess = isVisible && shown.guesses.find((each) => each.label === selected);
+  $("remarks").textContent = isVisible ? shown.remarks.join("; ") : "";
   $("caption").textContent = !isVisible ? "" : [
     shown.guesses.map((each) => each.label + " " + percent(each.probability)).join(" · ") || "no prediction yet",
+    shown.about + (view.kind === "audio" ? ", P plays" : ""),
     shown.time ? new Date(1000 * shown.time).toLocaleString() : "",
   ].filter(Boolean).join("  –  ");
   $("accept").firstChild.textContent = accepted(isVisible, guess);
@@ -133,23 +151,26 @@ function draw() {
   const outside = view.classes.filter((each) => !each.learned);
   $("rule").hidden = !outside.length;
   $("rule").textContent = outside.length
-    ? "Dashed: no class of release " + view.release + ". Its pictures stay in the folder of this name and are learned once a release names the class."
+    ? "Dashed: no class of release " + view.release + ". Its " + view.word + "s stay in the folder of this name and are learned once a release names the class."
     : "";
   $("status").textContent = status();
   $("status").classList.toggle("problem", Boolean(view.problem));
 }
 
 function absent() {
-  if (shown && state === "failed") return "This picture cannot be shown: " + shown.name + ". The page tries again; Skip goes on to the next one.";
-  if (shown) return "Loading the picture ...";
+  if (shown && state === "failed") {
+    return "This " + view.word + " cannot be shown: " + [shown.name, ...shown.remarks].join(", ") + ". The page tries again; Skip goes on to the next one.";
+  }
+  if (shown) return "Loading the " + view.word + " ...";
+  if (view.kind === "table") return "This device learns from rows of tables. They are labelled in their files, not on this page.";
   return view.unlabelled
-    ? "The other pictures are on the screens of other people."
-    : "No picture to label. New ones come from a camera, a watched folder, or POST /frame.";
+    ? "The other " + view.word + "s are on the screens of other people."
+    : "No " + view.word + " to label. New ones come from " + (view.kind === "picture" ? "a camera, " : "") + "a watched folder, or POST /frame.";
 }
 
 function accepted(isVisible, guess) {
   if (!view.classes.length) return "Add a class first";
-  if (!isVisible) return shown ? "No picture yet" : "No picture";
+  if (!isVisible) return "No " + view.word + (shown ? " yet" : "");
   if (!selected) return "Select a class";
   return (guess && guess === shown.guesses[0] ? "Accept " : "Label as ") + selected + (guess ? " (" + percent(guess.probability) + ")" : "");
 }
@@ -169,7 +190,7 @@ function drawClasses() {
   view.classes.forEach((each, number) => {
     const element = box.children[number];
     element.children[1].textContent = each.name;
-    element.children[2].textContent = each.pictures;
+    element.children[2].textContent = each.count;
     element.classList.toggle("waits", !each.learned);
     element.setAttribute("aria-pressed", String(each.name === selected));
     element.disabled = !shown || state !== "seen" || waiting;
@@ -178,9 +199,9 @@ function drawClasses() {
 
 function status() {
   if (view.problem) return "Not learned yet: " + view.problem;
-  if (view.waiting) return "Learning from " + view.waiting + " more labelled pictures ...";
+  if (view.waiting) return "Learning from " + view.waiting + " more labelled " + view.word + "s ...";
   if (!view.release) return "No release yet: labels are stored, and learned when the first one arrives.";
-  if (!view.head) return "Two labelled pictures, and predictions begin.";
+  if (!view.head) return "Two labelled " + view.word + "s, and predictions begin.";
   const state = view.busy ? ", learning ..." : view.remark ? "; " + view.remark : "";
   return "Release " + view.release + ", " + (view.head_words === view.head ? view.head + " head" : view.head_words) + state;
 }
@@ -206,7 +227,7 @@ async function act(work) {
   plan();
 }
 
-/* The picture is that of the moment of the key or click. */
+/* The item is that of the moment of the key or click. */
 const perform = (path, body, text) => act(async () => {
   const { name, version } = shown, answer = await request(path, { client, name, version, ...body });
   done.push([answer.action, text]);
@@ -239,7 +260,7 @@ const addClass = (name) => act(async () => {
   adopt(added.view);
 });
 
-/* A click counts for the picture on which its button went down, and a double click once. Screen readers click without pressing. */
+/* A click counts for the item on which its button went down, and a double click once. Screen readers click without pressing. */
 function click(work) {
   return (event) => {
     if ((event.detail > 0 || isKeyDown) && pressed !== shown) return;
@@ -305,7 +326,9 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") return close();
   if (!$("new").hidden || event.ctrlKey || event.metaKey || event.altKey || !view) return;
   const buttons = { s: "skip", d: "discard", u: "undo", n: "add" };
-  if (event.key === "Enter" && event.target.tagName !== "BUTTON") {
+  if (event.key.toLowerCase() === "p" && $("sound").src) {
+    $("sound")[$("sound").paused ? "play" : "pause"]();
+  } else if (event.key === "Enter" && event.target.tagName !== "BUTTON") {
     pressOnce(event, $("accept"));
   } else if (/^[0-9]$/.test(event.key)) {
     pressOnce(event, $("classes").children[(Number(event.key) + 9) % 10]);
