@@ -141,7 +141,9 @@ def propose(files: Sequence[Path], window_s: float | None = None, rate: float | 
     names = columns.common({path: about.names for path, about in found.items()})
     for path, about in found.items():
         if not rate and not about.rate:
-            raise DataError(f"{text(path)}: no column of times, such as 'time'; state the rate in Hz")
+            raise DataError(
+                f"{text(path)}: no column of times, such as 'time'; state the rate in Hz, as in --rate 50"
+            )
     rate = rate or float(f"{np.median([about.rate for about in found.values()]):.3g}")
     shortest = float(np.quantile([about.length / (about.rate or rate) for about in found.values()], 0.1))
     values = rate * (window_s or min(WINDOW_S, shortest))
