@@ -60,7 +60,7 @@ _CIFAR100 = tuple(
 class DatasetListing:
     """A dataset that can be named: its classes and domains (empty: not known), and whether it is available in the data folder.
 
-    form: of its samples, "series 6x200 at 50 Hz", as far as its file says it.
+    input: as its file states it, of other samples than pictures.
     """
 
     name: str
@@ -68,7 +68,7 @@ class DatasetListing:
     domains: tuple[str, ...]
     available: bool
     where: str
-    form: str = "picture"
+    input: InputSpec | None = None
 
 
 def listings(data_dir: Path) -> list[DatasetListing]:
@@ -80,14 +80,18 @@ def listings(data_dir: Path) -> list[DatasetListing]:
         for path in sorted(data_dir.glob("*.npz"))
         if path.stem not in DATASETS and not path.stem.startswith(domains)
     ]
-    return [*known, *(DatasetListing(path.stem, (), (), True, text(path), _form(path)) for path in others)]
+    return [
+        *known,
+        *(DatasetListing(p.stem, (), (), True, text(p), stated_input(p.stem, data_dir)) for p in others),
+    ]
 
 
-def _form(path: Path) -> str:
+def stated_input(name: str, data_dir: Path) -> InputSpec | None:
+    """What the file of a dataset says of its samples; None for pictures, and for a file that cannot be read."""
     with suppress(DataError):
-        given = given_input(npz.read(path, ("input",)), path)
-        return given.form if given else "picture"
-    return ""
+        path = data_dir / f"{name}.npz"
+        return given_input(npz.read(path, ("input",)), path)
+    return None
 
 
 def _listing(name: str, data_dir: Path) -> DatasetListing:

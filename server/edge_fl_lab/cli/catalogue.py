@@ -44,7 +44,7 @@ def list_datasets(
         {
             "name": listing.name,
             "available": listing.available,
-            "samples": listing.form,
+            "samples": listing.input.form if listing.input else "picture",
             "classes": len(listing.classes) or None,
             "domains": ", ".join(listing.domains),
             "where": listing.where,

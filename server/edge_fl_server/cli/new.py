@@ -28,22 +28,23 @@ def new(
         Path | None,
         option(
             "--images FOLDER",
-            "Folder of pictures by class: a sample; the names of its folders are the classes.",
+            "Folder by class: a sample of pictures; the names of its folders are the classes.",
             DATA,
         ),
     ] = None,
     series: Annotated[
         Path | None,
-        option("--series FOLDER", "The same of recordings of sensors by class: CSV or NPZ files.", DATA),
+        option("--series FOLDER", "The same for recordings of sensors: CSV or NPZ files.", DATA),
     ] = None,
     audio: Annotated[
-        Path | None, option("--audio FOLDER", "The same of recordings by class: WAV or FLAC files.", DATA)
+        Path | None, option("--audio FOLDER", "The same for recordings of sound: WAV or FLAC files.", DATA)
     ] = None,
     table: Annotated[
-        Path | None, option("--table FOLDER", "The same of CSV files of rows by class.", DATA)
+        Path | None,
+        option("--table FOLDER", "The same for rows: CSV files by class, or with a column of classes.", DATA),
     ] = None,
     classes: Annotated[
-        str, option("--classes CLASSES", "Classes of pictures, comma-separated, instead of a folder.")
+        str, option("--classes CLASSES", "Classes, comma-separated, of pictures, instead of a folder.")
     ] = "",
     model: Annotated[
         str,
