@@ -119,12 +119,12 @@ def _quantisable(graph: onnx.GraphProto) -> tuple[list[str], list[str]]:
 def _before_logarithm(graph: onnx.GraphProto) -> list[str]:
     """The names of nodes that lead to a logarithm, as a log-mel spectrogram has: it would show the rounding of quiet bands."""
     makers = {output: node for node in graph.node for output in node.output}
-    names, wanted = set[str](), [node for node in graph.node if node.op_type == "Log"]
+    seen, wanted = set[str](), [node.output[0] for node in graph.node if node.op_type == "Log"]
     while wanted:
-        node = wanted.pop()
-        names.add(node.name)
-        wanted += [makers[each] for each in node.input if each in makers and makers[each].name not in names]
-    return sorted(names)
+        if (value := wanted.pop()) in makers and value not in seen:
+            seen.add(value)
+            wanted += makers[value].input
+    return sorted({makers[value].name for value in seen} - {""})
 
 
 def sample(clients: Sequence[ClientData], count: int, seed: int) -> Array:
