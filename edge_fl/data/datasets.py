@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from edge_fl.data.samples import Array, Dataset, Samples, as_groups, class_ids
@@ -24,6 +23,7 @@ from edge_fl.errors import DataError, brief, nearest
 from edge_fl.files import npz
 from edge_fl.files.paths import composed, text
 from edge_fl.inputs import InputSpec
+from edge_fl.untrusted import NOT_JSON, decoder
 
 DOWNLOADABLE = ("cifar10", "cifar100", "emnist", "fashion-mnist", "mnist")
 """Datasets that `edge-fl data download NAME` can fetch with torchvision."""
@@ -172,8 +172,8 @@ def given_input(content: Mapping[str, Array], path: Path) -> InputSpec | None:
     if "input" not in content:
         return None
     try:
-        return msgspec.json.decode(str(content["input"]), type=InputSpec)
-    except (msgspec.DecodeError, ValueError) as error:
+        return decoder(InputSpec).decode(str(content["input"]))
+    except NOT_JSON as error:
         raise DataError(f"{text(path)} (input): {brief(error)}; expected an input as JSON") from error
 
 
