@@ -129,7 +129,7 @@ def test_int8_is_calibrated_on_synthetic_images(none_request, capsys):
     path = finished(with_recipe(none_request, release=release))
     manifest = json.loads((path / "artefacts" / "release-1.json").read_text())
     assert manifest["variants"]["int8"]["cosine"] > 0.9
-    assert "int8: calibrated without pictures" in capsys.readouterr().err
+    assert "int8: calibrated without data" in capsys.readouterr().err
 
 
 def test_a_completed_run_without_rounds_is_not_resumed(stage, none_request, tmp_path):
