@@ -15,6 +15,8 @@ SITE   := import sysconfig; print(sysconfig.get_path("purelib"))
 RIGHT  := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(RIGHT)' 2>/dev/null && echo $$python && break; done)
+# Every process of a test would compile all of edge-fl again.
+unexport PYTHONDONTWRITEBYTECODE
 # One thread per process, because the tests run in two processes.
 TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 ARGS   ?=
@@ -60,14 +62,15 @@ slow: venv ## tests marked slow, arm64 or browser; those that this machine does 
 	$(TEST) -n 2 --dist worksteal -m '(slow or arm64 or browser) and not (slow and arm64) and not timed and not ray and not gpu' $(ARGS)
 
 timed: venv ## tests that measure time or memory, one at a time, because other tests would change what they measure
-	$(TEST) -m timed $(ARGS)
+	$(TEST) -m timed $$(grep -rl --include=test_*.py 'mark\.timed' tests) $(ARGS)
 
-nightly: venv ## whole sweeps, of which CI runs a sample, 10,000 examples of every fuzz test, secure sums against Flower's (hours)
+nightly: venv $(RAY)/.stamp ## whole sweeps, of which CI runs a sample, 10,000 examples of every fuzz test, secure sums against Flower's (hours)
 	test -x $(FLOWER)/bin/pip || $(PYTHON) -m venv $(FLOWER)
 	$(FLOWER)/bin/pip install --quiet . 'flwr>=1.41,<2' pytest pytest-timeout hypothesis
 	$(FLOWER)/bin/python -m pytest -W ignore tests/edge_fl/secure/test_flower.py
 	$(TEST) tests/fuzz tests/chaos -n 2 --hypothesis-profile nightly --timeout 7200 $(ARGS)
 	$(TEST) tests --ignore tests/chaos -n 2 --hypothesis-profile nightly -m nightly $(ARGS)
+	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/lab/test_ray.py --hypothesis-profile nightly -m nightly $(ARGS)
 
 mutation: venv ## change 300 random places of the code in turn; count the changes that the tests notice (hours)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[mutation]'

@@ -3,8 +3,8 @@
 Comments directly above a code block control how its commands are tested:
 
     ```console            lines that begin with "$ " are run in order in a temporary folder, one per page; each must succeed.
-    $ edge-fl ...         It contains photo.png, pictures/, recordings/ and sounds/ with a folder per class, flowers.csv, an empty folder
-    ```                   newcomer/, a wheel of edge-fl 0.2.0, and every block of the page whose first line is "# NAME.py" or "# NAME.toml".
+    $ edge-fl ...         It contains photo.png, pictures/, and what `_write_samples` writes, a wheel of edge-fl 0.2.0, and every block
+    ```                   of the page whose first line is "# NAME.py" or "# NAME.toml".
                           Lines below a command are its output: the headings of a table must be those that it prints.
     <!-- read after README.md -->   anywhere on the page: continue in the other page's folder, with its running services
     <!-- run side by side -->       run all commands of the block concurrently; the last one has to end, services are stopped afterwards
@@ -266,24 +266,29 @@ def test_commands_of_a_page_run(app: Any, warm: WarmStart, wheel: Path, page: Pa
 
 
 def _write_samples(folder: Path) -> None:
-    """Write a slow and a fast movement, a low and a high sound, rows of flowers, and an empty folder."""
-    rng = np.random.default_rng(0)
-    for number, (fast, movement, sound) in product(range(4), ((1, "row", "low"), (3, "lift", "high"))):
-        for path in (folder / "recordings" / movement, folder / "sounds" / sound):
-            path.mkdir(parents=True, exist_ok=True)
-        time = np.arange(500) / 50
-        x = np.sin(2 * np.pi * fast * (1 + number / 20) * time[:, None] + np.arange(3))
-        rows = np.column_stack([time, x + 0.1 * rng.standard_normal(x.shape)])
-        path = folder / "recordings" / movement / f"{number}.csv"
-        np.savetxt(path, rows, "%.3f", ",", header="time,ax,ay,az", comments="")
-        tone = np.sin(2 * np.pi * (200 + 20 * number) * fast * np.arange(16_000) / 16_000) / 2
-        (folder / "sounds" / sound / f"{number}.wav").write_bytes(audio.wav(tone.astype(np.float32), 16_000))
+    """Write recordings/, people/ (of five wearers) and today.csv, two movements; sounds/ and today.wav, two pitches; flowers.csv; mine/."""
+    rng, time = np.random.default_rng(0), np.arange(500)[:, None] / 50
+    for number, (hz, movement, pitch) in product(range(10), ((1, "row", "low"), (3, "lift", "high"))):
+        x = np.sin(2 * np.pi * hz * (1 + number / 20) * time + np.arange(3))
+        rows = np.hstack([time, x + 0.1 * rng.standard_normal(x.shape)])
+        clip = np.sin(2 * np.pi * (200 + 20 * number) * hz * np.arange(16_000, dtype=np.float32) / 16_000)
+        for path in (
+            f"recordings/{movement}/{number}",
+            f"people/{number % 5}/{movement}/{number}",
+            f"sounds/{pitch}/{number}",
+            "today",
+        ):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            if path.startswith("sounds") or path == "today":
+                (folder / f"{path}.wav").write_bytes(audio.wav(clip / 2, 16_000))
+            if not path.startswith("sounds"):
+                np.savetxt(folder / f"{path}.csv", rows, "%.3f", ",", header="time,ax,ay,az", comments="")
     flowers = load_iris()
     names = flowers.target_names[flowers.target]
-    known = [[*values, name] for values, name in zip(flowers.data, names, strict=True)]
-    lines = [",".join(map(str, row)) for row in [[*flowers.feature_names, "species"], *known]]
+    table = [[*values, name] for values, name in zip(flowers.data, names, strict=True)]
+    lines = [",".join(map(str, row)) for row in [[*flowers.feature_names, "species"], *table]]
     (folder / "flowers.csv").write_text("\n".join(lines))
-    (folder / "newcomer").mkdir()
+    (folder / "mine").mkdir()
 
 
 @dataclass

@@ -377,7 +377,6 @@ OTHER_BYTES = {
 STILL_PICTURES = {
     "devices/edge_fl_maker/capture/camera.py",
     "devices/edge_fl_maker/capture/pools.py",
-    "devices/edge_fl_maker/watch.py",
 }
 """To do: modules that still take pictures only."""
 

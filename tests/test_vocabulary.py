@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,11 +61,17 @@ def messages() -> Iterator[tuple[str, int, str]]:
                     yield str(path.relative_to(ROOT)), node.lineno, text
 
 
+@cache
+def texts() -> list[tuple[str, int, str]]:
+    """All of them, for every pattern: parsing the code takes seconds."""
+    return [*documents(), *messages()]
+
+
 @pytest.mark.parametrize("pattern", REPLACED, ids=lambda pattern: REPLACED[pattern])
 def test_user_visible_text_avoids_replaced_terms(pattern: str) -> None:
     found = [
         f"{file}:{line}: {text.strip()[:120]!r}"
-        for file, line, text in (*documents(), *messages())
+        for file, line, text in texts()
         if re.search(pattern, text, re.IGNORECASE)
     ]
     assert not found, f"write: {REPLACED[pattern]}\n" + "\n".join(found)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from edge_fl.data.samples import Array, Dataset, Samples, as_groups, class_ids
@@ -24,6 +23,7 @@ from edge_fl.errors import DataError, brief, nearest
 from edge_fl.files import npz
 from edge_fl.files.paths import composed, text
 from edge_fl.inputs import InputSpec
+from edge_fl.untrusted import NOT_JSON, decoder
 
 DOWNLOADABLE = ("cifar10", "cifar100", "emnist", "fashion-mnist", "mnist")
 """Datasets that `edge-fl data download NAME` can fetch with torchvision."""
@@ -58,17 +58,14 @@ _CIFAR100 = tuple(
 
 @dataclass(frozen=True)
 class DatasetListing:
-    """A dataset that can be named: its classes and domains (empty: not known), and whether it is available in the data folder.
-
-    form: of its samples, "series 6x200 at 50 Hz", as far as its file says it.
-    """
+    """A dataset that can be named: its classes and domains (empty: not known), whether it is in the data folder, and its `stated_input`."""
 
     name: str
     classes: tuple[str, ...]
     domains: tuple[str, ...]
     available: bool
     where: str
-    form: str = "picture"
+    input: InputSpec | None = None
 
 
 def listings(data_dir: Path) -> list[DatasetListing]:
@@ -80,14 +77,18 @@ def listings(data_dir: Path) -> list[DatasetListing]:
         for path in sorted(data_dir.glob("*.npz"))
         if path.stem not in DATASETS and not path.stem.startswith(domains)
     ]
-    return [*known, *(DatasetListing(path.stem, (), (), True, text(path), _form(path)) for path in others)]
+    return [
+        *known,
+        *(DatasetListing(p.stem, (), (), True, text(p), stated_input(p.stem, data_dir)) for p in others),
+    ]
 
 
-def _form(path: Path) -> str:
+def stated_input(name: str, data_dir: Path) -> InputSpec | None:
+    """What the file of a dataset says of its samples; None for pictures, and for a file that cannot be read."""
     with suppress(DataError):
-        given = given_input(npz.read(path, ("input",)), path)
-        return given.form if given else "picture"
-    return ""
+        path = data_dir / f"{name}.npz"
+        return given_input(npz.read(path, ("input",)), path)
+    return None
 
 
 def _listing(name: str, data_dir: Path) -> DatasetListing:
@@ -171,8 +172,8 @@ def given_input(content: Mapping[str, Array], path: Path) -> InputSpec | None:
     if "input" not in content:
         return None
     try:
-        return msgspec.json.decode(str(content["input"]), type=InputSpec)
-    except (msgspec.DecodeError, ValueError) as error:
+        return decoder(InputSpec).decode(str(content["input"]))
+    except NOT_JSON as error:
         raise DataError(f"{text(path)} (input): {brief(error)}; expected an input as JSON") from error
 
 

@@ -83,7 +83,10 @@ class UnusableFileError(DataError):
 
 
 class Reading(NamedTuple):
-    """Samples [n, ...] of one file, in its order, and remarks on its quality ("channel x is constant"), without its name."""
+    """Samples [n, ...] of one file, in its order, and remarks on its quality ("channel x is constant").
+
+    A remark has neither the name of the file nor a count, so that files with the same remark can be counted.
+    """
 
     samples: Array
     remarks: tuple[str, ...] = ()

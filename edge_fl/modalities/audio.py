@@ -152,7 +152,7 @@ def recording(
     share = flat / count / found.channels
     remarks = {
         f"{found.channels} channels: mixed to one": found.channels > 1,
-        f"clipped: {share:.1%} of its values": share > CLIPPED,
+        "clipped": share > CLIPPED,
         "silent": largest < SILENT,
         f"{found.rate} Hz, resampled to {rate:g} Hz": found.rate != rate,
     }

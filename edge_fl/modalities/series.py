@@ -85,7 +85,7 @@ def read(
     if input is None:
         return Reading(x[None].astype(np.float32))
     if abs(measured / input.rate - 1) > TOLERANCE:
-        remarks.append(f"{measured:.4g} Hz, resampled to {input.rate:g} Hz")
+        remarks.append(f"{measured:.3g} Hz, resampled to {input.rate:g} Hz")
     parts = _parts(t, measured, input.rate, remarks)
     length = sum(t[part][-1] - t[part][0] for part in parts) * input.rate
     require_memory(path, length * len(x) * (16 + 8 * input.window / input.hop), limits)
@@ -141,7 +141,9 @@ def propose(files: Sequence[Path], window_s: float | None = None, rate: float | 
     names = columns.common({path: about.names for path, about in found.items()})
     for path, about in found.items():
         if not rate and not about.rate:
-            raise DataError(f"{text(path)}: no column of times, such as 'time'; state the rate in Hz")
+            raise DataError(
+                f"{text(path)}: no column of times, such as 'time'; state the rate in Hz, as in --rate 50"
+            )
     rate = rate or float(f"{np.median([about.rate for about in found.values()]):.3g}")
     shortest = float(np.quantile([about.length / (about.rate or rate) for about in found.values()], 0.1))
     values = rate * (window_s or min(WINDOW_S, shortest))
@@ -239,7 +241,7 @@ def _ordered(
     """Return times that increase, but for jumps back, the values x [C, n] at them, and their rate; without times rows are at `rate`."""
     if t is not None:
         if not (known := np.isfinite(t)).all():
-            remarks.append(f"{np.sum(~known)} rows without a time are left out")
+            remarks.append("rows without a time are left out")
             t, x = t[known], x[:, known]
         same = np.diff(t) == 0
         changes = np.flatnonzero(~same)
@@ -250,7 +252,7 @@ def _ordered(
             t = None
         elif len(t) > 1:
             if same.any():
-                remarks.append(f"{same.sum()} rows with the time of the row before are left out")
+                remarks.append("rows with the time of the row before are left out")
                 t, x = t[np.append(True, ~same)], x[:, np.append(True, ~same)]
             rate = _rate(t)
     if t is None:
@@ -264,9 +266,9 @@ def _parts(t: Numbers, measured: float, rate: float, remarks: list[str]) -> list
     steps = np.diff(t) * measured
     back, long = steps < 0, steps > LONG * max(1, measured / rate)
     if back.any():
-        remarks.append(f"clock jumps back {back.sum()} times, cut there")
-    if gaps := int(np.sum(steps > GAP)):
-        remarks.append(f"{gaps} gaps, cut at the {long.sum()} long ones")
+        remarks.append("the clock jumps back: cut there")
+    if (steps > GAP).any():
+        remarks.append(f"gaps: {'cut at the long ones' if long.any() else 'interpolated'}")
     edges = [0, *(np.flatnonzero(back | long) + 1), len(t)]
     return [slice(start, stop) for start, stop in pairwise(edges) if stop > start]
 
@@ -286,8 +288,8 @@ def at_rate(t: Numbers, x: Numbers, measured: float, rate: float) -> Windows:
 
 def _quality(x: Numbers, names: Sequence[str]) -> Iterator[str]:
     """Remarks on missing values of channels x [C, n], and on channels that are constant or clipped."""
-    if missing := int(np.sum(np.isnan(x))):
-        yield f"{missing} values are missing"
+    if np.isnan(x).any():
+        yield "values are missing"
     for index, row in enumerate(x):
         name, row = names[index] if names else f"{index + 1}", row[np.isfinite(row)]
         levels, counts = np.unique(row, return_counts=True)

@@ -23,7 +23,9 @@ from torch.nn import functional as F
 from edge_fl.inputs import InputSpec
 
 LENGTH = 9
-KERNELS = np.array([[2.0 if i in two else -1.0 for i in range(LENGTH)] for two in combinations(range(LENGTH), 3)])
+KERNELS = np.array(
+    [[2.0 if i in two else -1.0 for i in range(LENGTH)] for two in combinations(range(LENGTH), 3)]
+)
 DILATIONS = 5
 """Dilations, and pairs of dilation and bias, of each kernel, at most."""
 RAMP = 0.1
@@ -93,14 +95,17 @@ def synthetic(count: int, channels: int, length: int, seed: int) -> Doubles:
     rng = np.random.Generator(np.random.PCG64(seed))
     each, both = (count, 1, 1), (count, channels, 1)
     bins = length // 2 + 1
-    spectrum = rng.standard_normal((count, channels, bins)) + 1j * rng.standard_normal((count, channels, bins))
+    spectrum = rng.standard_normal((count, channels, bins)) + 1j * rng.standard_normal(
+        (count, channels, bins)
+    )
     spectrum *= np.maximum(np.arange(bins), 1.0) ** -rng.uniform(0, 1.5, each)
     spectrum[..., 0] = 0
     noise = np.fft.irfft(spectrum, length)
     noise /= noise.std(axis=2, keepdims=True)
     cycles = np.exp(rng.uniform(0, np.log(max(length / 16, 1)), each))
     periodic = sum(
-        rng.standard_normal(both) / harmonic
+        rng.standard_normal(both)
+        / harmonic
         * np.sin(2 * np.pi * (harmonic * cycles * np.arange(length) / length + rng.uniform(0, 1, both)))
         for harmonic in (1, 2, 3)
     )

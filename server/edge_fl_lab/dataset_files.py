@@ -68,17 +68,12 @@ def convert_files(
     """
     _require_name(name)
     found = sample_folders.find(folder, kind or kind_of_most(walk(folder).files) or "picture")
-    about = ABOUT[found.kind]
-    if not found.files:
-        raise DataError(
-            f"{text(folder)}: {about.files} of 0 classes; expected two or more folders named after classes"
-        )
     input = InputSpec((3, size, size)) if found.kind == "picture" else found.input(**chosen)
     x, names, groups, numbers, unusable = sample_folders.read(found.files, input)
     classes, y = np.unique(names, return_inverse=True)
     if len(classes) < 2:
         raise DataError(
-            f"{text(folder)}: usable {about.files} of {len(classes)} classes; expected two or more folders named after classes"
+            f"{text(folder)}: usable {ABOUT[found.kind].files} of {len(classes)} classes; expected two or more folders named after classes"
         )
     content = {"x": x, "y": y, "classes": classes}
     if found.domains:

@@ -44,6 +44,7 @@ class SamplesRead(NamedTuple):
 class SampleFolder:
     """The files of one kind in a folder; `others`: remarks about those of other kinds."""
 
+    folder: Path
     kind: Kind
     listing: FolderListing
     files: list[SampleFile]
@@ -62,7 +63,7 @@ class SampleFolder:
                 modality.check(file.path)
                 paths.append(file.path)
         if not paths:
-            raise DataError(f"no usable {ABOUT[self.kind].files}")
+            raise DataError(f"{text(self.folder)}: no usable {ABOUT[self.kind].files}")
         if self.kind == "table":
             return tables.propose(paths)[0]
         return modality.propose(paths, **{key: value for key, value in chosen.items() if value})
@@ -86,8 +87,8 @@ def find(folder: Path, kind: Kind) -> SampleFolder:
     if kind == "table" and not files:
         files = [SampleFile(path, "", composed(path.stem) * (len(loose) > 1)) for path in loose]
     others = (kind_of(path) for path in listing.files if path.suffix.lower() not in suffixes)
-    counts = Counter(ABOUT[other].files for other in others if other)
-    return SampleFolder(kind, listing, files, [f"{n} {other} are left out" for other, n in counts.items()])
+    counts = Counter(ABOUT[other].files for other in others if other).items()
+    return SampleFolder(folder, kind, listing, files, [f"{n} {other} are left out" for other, n in counts])
 
 
 def read(files: Sequence[SampleFile], input: InputSpec, most: int = 0) -> SamplesRead:

@@ -49,9 +49,9 @@ def pictures(folder: Path) -> Path:
     return folder
 
 
-def backbone(folder: Path) -> Repository:
-    """Release the frozen EfficientNet-Lite0, with the weights of the extra [backbone]."""
-    model = ModelConfig("efficientnet-lite0", train="none")
+def backbone(folder: Path, size: int = 0) -> Repository:
+    """Release the frozen EfficientNet-Lite0, with the weights of the extra [backbone]; size: pixels of a side of its input, 0: 224."""
+    model = ModelConfig("efficientnet-lite0", {"size": size}, train="none")
     input = backbone_input(model)
     assert input is not None
     spec = MethodSpec(model, input, ["a", "b"], MethodConfig("pretrained"), seed=0)

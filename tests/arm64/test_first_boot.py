@@ -39,7 +39,7 @@ def test_a_flashed_card_installs_itself_learns_and_predicts(
     began_s = time.monotonic()
     base = userland.build(userland.BASE)
     card = cards.image(tmp_path / "sd.img", site.issued_for(userland.python(base)), mebibytes=192)
-    repository = site.backbone(tmp_path / "server")
+    repository = site.backbone(tmp_path / "server", size=96)  # a fifth of the emulated work
     website.export(repository, tmp_path / "releases")
     identity = site.identity(issue, tmp_path / "id")
     flash = site.flash(card, "127.0.0.1", broker, identity, tmp_path / "releases")

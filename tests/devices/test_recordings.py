@@ -1,6 +1,8 @@
 """A device with recordings of sensors: split by recording, fitted, predicted window by window; tables; releases of another kind."""
 
 import os
+import sys
+import types
 from pathlib import Path
 
 import msgspec
@@ -159,7 +161,7 @@ def test_rows_of_a_csv_file_are_samples_with_classes_and_groups(tmp_path: Path, 
         load.load_for(config, SPEC)
 
 
-def test_arrays_say_what_they_are(tmp_path: Path) -> None:
+def test_arrays_say_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = np.random.default_rng(0).normal(size=(12, 2, 25)).astype(np.float32), np.arange(12) % 2
     spec = msgspec.json.encode(SERIES).decode()
     np.savez(tmp_path / "x.npz", x=x, y=y, groups=np.arange(12) // 3, input=spec)
@@ -172,3 +174,11 @@ def test_arrays_say_what_they_are(tmp_path: Path) -> None:
     assert grouping.count(stream.groups, 12) == 4
     with pytest.raises(DataError, match=r"windows \(series\) at 25 Hz, but the release takes pictures"):
         loaded(f"npz:{tmp_path / 'x.npz'}", DataSpec(CLASSES, graphs.INPUT))
+    module = types.SimpleNamespace(given=lambda: (x, y, np.arange(12) // 6))
+    monkeypatch.setitem(sys.modules, "of_windows", module)  # type: ignore[arg-type]
+    for wanted in (UNKNOWN, SPEC):
+        _, report = loaded("python:of_windows:given", wanted)
+        assert (report.kind, report.scenes) == ("series", 2)
+    with pytest.raises(DataError, match=r"\[2, 24\], the extractor takes"):
+        module.given = lambda: (x[:, :, 1:], y)
+        loaded("python:of_windows:given", SPEC)

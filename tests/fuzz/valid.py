@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import Struct, inspect
 
 from edge_fl.blob import Blob, describe
-from edge_fl.inputs import InputSpec
+from edge_fl.inputs import KINDS, InputSpec
 
 
 def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
@@ -46,7 +46,7 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
         case inspect.StructType(cls=cls) if cls is Blob:
             return st.binary(min_size=1, max_size=3000).map(lambda payload: describe(payload, 1024))
         case inspect.StructType(cls=cls) if cls is InputSpec:
-            return st.sampled_from(["CHW", "TF", "T"]).flatmap(_inputs)
+            return st.sampled_from(sorted(KINDS)).flatmap(_inputs)
         case inspect.StructType(cls=cls):
             fields = st.fixed_dictionaries({field.name: values(field.type) for field in kind.fields})
             return fields.map(lambda drawn: _built(cls, drawn)).filter(lambda struct: struct is not None)
@@ -54,11 +54,18 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
 
 
 def _inputs(axes: str) -> st.SearchStrategy[InputSpec]:
-    sizes = st.tuples(*[st.integers(1, 16)] * len(axes))
-    means = st.lists(st.floats(-1, 1), max_size=3).map(tuple)
-    spreads = st.lists(st.floats(0.01, 1), max_size=3).map(tuple)
-    kinds = (st.sampled_from(["uint8", "float32"]), st.sampled_from(["crop", "letterbox", "stretch"]))
-    return st.builds(InputSpec, sizes, means, spreads, st.just(axes), *kinds)
+    in_time = "T" in axes
+    return st.builds(
+        InputSpec,
+        st.tuples(*[st.integers(1, 16)] * len(axes)),
+        st.lists(st.floats(-1, 1), max_size=3).map(tuple),
+        st.lists(st.floats(0.01, 1), max_size=3).map(tuple),
+        st.just(axes),
+        st.just(KINDS[axes][1]),
+        st.sampled_from(["crop", "letterbox", "stretch"]),
+        st.floats(0.01, 1e6) if in_time else st.just(0.0),
+        st.integers(1, 1000) if in_time else st.just(0),
+    )
 
 
 @cache

@@ -95,7 +95,6 @@ WAYS: dict[str, Callable[[Command], None]] = {
 QUICK = {("pool", "SIGTERM"), ("pool", "SIGKILL to all"), ("sequential", "SIGKILL")}
 IN_ONE_PROCESS = ("exception", "SIGINT", "SIGTERM", "SIGKILL")
 IN_CI = {
-    ("pool", "exception"),
     ("pool", "Ctrl-C twice"),
     ("pool", "SIGKILL, tracker too"),
     ("vector", "SIGKILL"),
@@ -154,14 +153,8 @@ def test_a_program_without_a_file_leaves_nothing(place: str, tmp_path: Path) -> 
         command.require_clean_end(shared)
 
 
-@slow
-@pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param(way, marks=() if way == "Ctrl-C twice" else pytest.mark.nightly)
-        for way in ("SIGINT", "Ctrl-C twice", "SIGTERM", "SIGTERM to all", "SIGKILL to all")
-    ],
-)
+@pytest.mark.nightly  # tests/test_clean_exit.py has two of them in CI
+@pytest.mark.parametrize("way", ["SIGINT", "Ctrl-C twice", "SIGTERM", "SIGTERM to all", "SIGKILL to all"])
 def test_a_command_leaves_nothing(way: str, tmp_path: Path) -> None:
     simulation = ["simulate", "--clients", "4", "--set", "engine=pool", "--set", "evaluate_every=1"]
     with running(edge_fl(*simulation, "--set", "rounds=100000"), tmp_path) as command:
@@ -176,7 +169,7 @@ def test_a_command_leaves_nothing(way: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "delay_s"),
     [
-        (signal.SIGTERM, 0),
+        pytest.param(signal.SIGTERM, 0, marks=pytest.mark.nightly),
         pytest.param(signal.SIGTERM, 2, marks=pytest.mark.nightly),
         pytest.param(signal.SIGINT, 0, marks=pytest.mark.nightly),
         pytest.param(signal.SIGINT, 2, marks=pytest.mark.nightly),

@@ -259,9 +259,11 @@ def draw(lines: list[str], scheme: str) -> str:
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("secure", [False, True], ids=["plaintext", "mTLS"])
+@pytest.mark.parametrize(
+    "secure", [pytest.param(False, marks=pytest.mark.nightly, id="plaintext"), pytest.param(True, id="mTLS")]
+)
 def test_the_demo_proves_the_gain_stops_a_bad_release_and_predicts_offline(variables, tmp_path, secure):
-    """As it is, with its output at 80 columns; the picture of the README is its end."""
+    """As it is, with its output at 80 columns; the picture of the README is the end of the one in plaintext."""
     with command(tmp_path, variables, *["--secure"] * secure) as process:
         output, _ = process.communicate()
     assert process.returncode == 0, output
@@ -447,13 +449,12 @@ def test_the_next_command_can_be_typed_as_printed(tmp_path, monkeypatch, on_path
 @pytest.mark.parametrize(
     ("options", "until"),
     [
-        ([], ""),
-        (["--secure"], ""),
-        (["--keep", "--secure"], ""),
-        ([], "round 1/1"),
-        (["--secure"], "broker  | "),
+        pytest.param([], "", marks=pytest.mark.nightly, id="plaintext"),
+        pytest.param(["--secure"], "", marks=pytest.mark.nightly, id="mTLS"),
+        pytest.param(["--keep", "--secure"], "", id="kept"),
+        pytest.param([], "round 1/1", id="interrupted"),
+        pytest.param(["--secure"], "broker  | ", id="interrupted early"),
     ],
-    ids=["plaintext", "mTLS", "kept", "interrupted", "interrupted early"],
 )
 def test_the_output_names_only_files_that_exist_and_no_refused_connection(
     slow_broker, tmp_path, options, until

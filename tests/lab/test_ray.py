@@ -26,7 +26,7 @@ from tests.server.training.engines.test_engines import difference, outcome, pool
 ray: Any = pytest.importorskip("ray")
 cluster_utils: Any = pytest.importorskip("ray.cluster_utils")
 
-KILLS = 10
+KILLS, KILLS_IN_CI = 10, 2
 NODES = [
     {"num_cpus": 1, "node_ip_address": address, "include_dashboard": False}
     for address in ("127.0.0.2", "127.0.0.3")
@@ -113,7 +113,13 @@ def test_ray_equals_the_pool_to_the_bit(name: str, two_nodes: Any) -> None:
     assert difference(found, expected) == 0 and metrics == expected_metrics
 
 
-@pytest.mark.parametrize("time", range(KILLS))
+@pytest.mark.parametrize(
+    "time",
+    [
+        *range(KILLS_IN_CI),
+        *(pytest.param(time, marks=pytest.mark.nightly) for time in range(KILLS_IN_CI, KILLS)),
+    ],
+)
 def test_a_worker_killed_in_mid_round_changes_nothing(time: int, two_nodes: Any, tmp_path: Path) -> None:
     marker = tmp_path / "armed"
     at = store("ditto", ModelConfig("tests.server.networks:Deadly", {"marker": str(marker)}))

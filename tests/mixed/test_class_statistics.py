@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge_fl import heads
-from edge_fl.config import PrivacyConfig
+from edge_fl.config import ModelConfig, PrivacyConfig
 from edge_fl.data.partition import DataConfig
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import ConfigError, ConnectError
@@ -26,6 +26,7 @@ from edge_fl.heads.class_statistics.sums import ADDED, Statistics
 from edge_fl.heads.class_statistics.sums import DEVICES as IN_SUMS
 from edge_fl.inputs import InputSpec
 from edge_fl.methods.contract import steps
+from edge_fl.models import build_net
 from edge_fl.release.manifests import Manifest
 from edge_fl.wire import tensors
 from edge_fl.wire.egress import STATISTICS
@@ -605,3 +606,9 @@ def test_full_devices_take_part_only_with_the_extractor_that_is_released(method:
     other = {**start, "extractor": {name: 2 * t for name, t in start["extractor"].items()}}
     assert not is_as_broadcast(built, start, other, ["a"], toy.INPUT.shape)
     assert is_as_broadcast(built, start, other, [], toy.INPUT.shape) is (method != "fedbn")
+
+
+def test_an_extractor_without_weights_is_as_broadcast() -> None:
+    rows = InputSpec((4,), (0.0,), (1.0,), "F", "float32")
+    built = toy.method("fedrep", build_net(ModelConfig("identity"), rows, 3))
+    assert is_as_broadcast(built, steps.start(built), steps.start(built), ["a"], rows.shape)

@@ -113,8 +113,8 @@ OPTIONAL = {"fedrir.r_squared"}  # needs more images than a device of these test
 # One of each kind of head tier, and of parts that travel.
 QUICKLY = ["fedavg+ft", "fedcrc", "repper", "spherefed"]
 SLOWLY = [name for name in (*ABLE, "fedavg+ft", "fedprox+ft") if name not in QUICKLY]
-IN_CI = ["class-statistics", "ditto", "fed-rod", "fedpac", "gpfl"]
-ON_A_BROKER = [*IN_CI, "fedamp", "fedavg+ft", "fedcrc", "fedproto", "fedrir", "spherefed"]
+IN_CI = ["class-statistics", "gpfl"]
+ON_A_BROKER = [*IN_CI, "fedavg+ft", "fedcrc", "fedproto"]
 
 
 @pytest.mark.parametrize("name", [*QUICKLY, *sample(SLOWLY, IN_CI, pytest.mark.slow)])

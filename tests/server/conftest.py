@@ -90,13 +90,13 @@ class Stage:
         return {topic: payload for topic, payload in found.items() if payload}
 
     @staticmethod
-    def eventually(claim: Callable[[], bool], deadline_s: float = WAIT_S) -> bool:
+    def eventually(claim: Callable[[], bool], deadline_s: float = WAIT_S, every_s: float = 0.005) -> bool:
         """Whether a claim becomes true before the deadline."""
         until = time.monotonic() + deadline_s
         while not claim():
             if time.monotonic() > until:
                 return False
-            time.sleep(0.005)
+            time.sleep(every_s)
         return True
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ def flash(
         Path | None,
         option(
             "--images FOLDER",
-            "Folder of pictures or recordings by class: they are copied to the Pi's data folder.",
+            "Folder by class: pictures or recordings, which are copied to the Pi's data folder.",
         ),
     ] = None,
     boot: Annotated[

@@ -44,7 +44,7 @@ def list_datasets(
         {
             "name": listing.name,
             "available": listing.available,
-            "samples": listing.form,
+            "samples": listing.input.form if listing.input else "picture",
             "classes": len(listing.classes) or None,
             "domains": ", ".join(listing.domains),
             "where": listing.where,
@@ -152,8 +152,7 @@ def convert(
         int, option("--size N", "Pixels per side, of converted pictures.", min=8, max=1024)
     ] = 224,
     kind: Annotated[
-        Kind | None,
-        option("--kind KIND", "Kind of the files: picture, series, audio or table [by their names]."),
+        Kind | None, option("--kind KIND", "Kind of files: picture, series, audio, table [by their names].")
     ] = None,
     window: WindowOption = 0.0,
     rate: RateOption = 0.0,

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,12 +11,14 @@ from msgspec import Struct
 
 from edge_fl import methods as known_methods
 from edge_fl.config import Option
+from edge_fl.data.datasets import stated_input
 from edge_fl.errors import InputError, nearest
 from edge_fl.methods.contract.method import check_hypers
 from edge_fl.toml import parse_value
 from edge_fl_lab.recipe_changes import with_method
 from edge_fl_server.recipes import PARTITIONS, partition_label
 from edge_fl_server.recipes.recipe import Recipe, with_settings
+from edge_fl_server.training.studies import with_network
 
 ALWAYS = ("local", "fedavg", "fedavg+ft")
 """Part of every comparison, as the references for sharing and for personalisation."""
@@ -68,6 +71,8 @@ def cells(
     cells = []
     for dataset, split, seed in product(datasets or [base.data.dataset], splits, range(seeds)):
         setting = with_settings(base, [f'data.dataset="{dataset}"', *split, f"seed={base.seed + seed}"])
+        given = stated_input(setting.data.dataset, Path(setting.data.data_dir))
+        setting = with_network(setting, given.kind) if given else setting
         for label, name, options in chosen:
             own = with_settings(setting, parse_settings(label))
             cells.append(Cell(label, with_method(own, name, options)))

@@ -122,10 +122,9 @@ class Data:
             )
         x, y = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y"))
         groups = None
-        if self.groups is not None:  # separate test samples are in none
-            groups = np.concatenate(
-                [np.ravel(np.asarray(self.groups)).astype(str), np.full(sum(map(len, parts[1:])), "")]
-            )
+        if self.groups is not None:
+            alone = np.full(sum(map(len, parts[1:])), "")  # separate test samples
+            groups = np.concatenate([np.ravel(np.asarray(self.groups)).astype(str), alone])
         classes = tuple(map(str, range(int(y.max()) + 1)))
         held_out = None if self.test is None else np.repeat([False, True], [len(part) for part in parts])
         samples = Samples(x, y, as_groups(groups, len(y), "arrays"))
@@ -185,9 +184,7 @@ def _samples(where: str, images: ArrayLike, labels: ArrayLike, kind: Kind) -> Sa
     try:
         x, y = np.asarray(images), np.asarray(labels)
     except ValueError as error:
-        raise DataError(
-            f"{where}: not an array ({error}); expected {modalities.ABOUT[kind].samples} of one shape"
-        ) from error
+        raise DataError(f"{where}: not an array ({error}); expected samples of one shape") from error
     if not len(np.atleast_1d(y)):
         raise DataError(f"{where}: no samples")
     ids = class_ids(y, where)

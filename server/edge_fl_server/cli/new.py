@@ -28,22 +28,23 @@ def new(
         Path | None,
         option(
             "--images FOLDER",
-            "Folder of pictures by class: a sample; the names of its folders are the classes.",
+            "Folder by class: a sample of pictures; the names of its folders are the classes.",
             DATA,
         ),
     ] = None,
     series: Annotated[
         Path | None,
-        option("--series FOLDER", "The same of recordings of sensors by class: CSV or NPZ files.", DATA),
+        option("--series FOLDER", "The same for recordings of sensors: CSV or NPZ files.", DATA),
     ] = None,
     audio: Annotated[
-        Path | None, option("--audio FOLDER", "The same of recordings by class: WAV or FLAC files.", DATA)
+        Path | None, option("--audio FOLDER", "The same for recordings of sound: WAV or FLAC files.", DATA)
     ] = None,
     table: Annotated[
-        Path | None, option("--table FOLDER", "The same of CSV files of rows by class.", DATA)
+        Path | None,
+        option("--table FOLDER", "The same for rows: CSV files by class, or with a column of classes.", DATA),
     ] = None,
     classes: Annotated[
-        str, option("--classes CLASSES", "Classes of pictures, comma-separated, instead of a folder.")
+        str, option("--classes CLASSES", "Classes, comma-separated, of pictures, instead of a folder.")
     ] = "",
     model: Annotated[
         str,
@@ -72,19 +73,16 @@ def new(
         raise ConfigError(
             f"new {name}: expected a name of a-z, 0-9, '.' and '-', as in: edge-fl new pets --classes cat,dog"
         )
-    options: dict[Kind, Path | None] = {"picture": images, "series": series, "audio": audio, "table": table}
-    given = [(kind, folder) for kind, folder in options.items() if folder]
-    if len(given) + bool(classes) != 1:
+    folders: dict[Kind, Path | None] = {"picture": images, "series": series, "audio": audio, "table": table}
+    kind: Kind = next((kind for kind, folder in folders.items() if folder), "picture")
+    folder = folders[kind]
+    if sum(map(bool, (*folders.values(), classes))) != 1:
         raise ConfigError(
             f"new {name}: expected either --images FOLDER, with a folder of pictures per class, or --series, --audio or --table, or"
             " --classes cat,dog,horse"
         )
-    kind: Kind = given[0][0] if given else "picture"
-    folder = given[0][1] if given else None
     if (window or rate) and kind not in ("series", "audio"):
-        raise ConfigError(
-            f"new {name}: --window and --rate are for recordings, expected --series or --audio with them"
-        )
+        raise ConfigError(f"new {name}: --window and --rate cut recordings, expected --series or --audio")
     path, usual = Path(f"{name}.toml"), recipes.MODELS[kind]
     model = model or usual
     recipes.require_absent(path)

@@ -259,7 +259,11 @@ def publish(
     ] = None,
     images: Annotated[
         Path | None,
-        option("--images FOLDER", "Folder of pictures or other files by class: also release int8.", "Model"),
+        option(
+            "--images FOLDER",
+            "Folder by class: pictures or other files; also release an int8 variant.",
+            "Model",
+        ),
     ] = None,
     stages: Annotated[
         str,

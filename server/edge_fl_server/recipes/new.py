@@ -80,10 +80,7 @@ INPUT = """
 
 @dataclass(frozen=True)
 class Scan:
-    """Classes of a folder with the number of files of each (of rows 0), remarks about the rest of it, and its domains.
-
-    input: of other samples than pictures.
-    """
+    """Classes of a folder with the number of files of each (of rows 0), remarks on it, its domains, and the input if not of pictures."""
 
     classes: dict[str, int]
     remarks: list[str]

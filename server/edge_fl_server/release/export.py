@@ -36,7 +36,6 @@ from edge_fl.wire import tensors
 from edge_fl_server.release.fleet_head import FleetExtra
 from edge_fl_server.release.onnx_session import Session, quiet
 
-CHECKED = 4  # samples whose features are compared with torch's
 CANARY_SAMPLES = 2
 CANARY_FEATURES = 16
 INT8_TOLERANCE = 0.1  # of the largest feature: difference between int8 kernels of different machines
@@ -113,7 +112,7 @@ def export(method: Method, shared: Parts) -> Exported:
     require_exportable(method)
     method.net.to("cpu")
     graph = _Graph(method, to_device(shared, "cpu")).eval()
-    batch = torch.from_numpy(canary_input(Canary(0, CHECKED, []), method.net.input))
+    batch = torch.from_numpy(canary_input(Canary(0, 4, []), method.net.input))
     model = _trace(_without_adapters(method, shared), batch)
     model.ir_version = IR_VERSION
     _strip_metadata(model)

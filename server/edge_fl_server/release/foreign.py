@@ -359,25 +359,18 @@ def _check(payload: bytes) -> None:
 
 def _require_features(payload: bytes, input: InputSpec) -> int:
     """The number of features. They are finite, differ between samples, and do not depend on the other samples of a batch."""
-    x, about = _samples(input), ABOUT[input.kind]
-    together = _features(payload, x, about.sample)
+    x, one, many = _samples(input), ABOUT[input.kind].sample, ABOUT[input.kind].samples
+    together = _features(payload, x, one)
     if together.ndim != 2 or len(together) != len(x):
-        raise InputError(
-            f"output {list(together.shape)} for {len(x)} {about.samples}, expected [{len(x)}, d]; {HOW}"
-        )
+        raise InputError(f"output {list(together.shape)} for {len(x)} {many}, expected [{len(x)}, d]; {HOW}")
     if bad := int((~np.isfinite(together)).sum()):
-        raise InputError(
-            f"{bad} of {together.size} features of constant and random {about.samples} are not finite"
-        )
+        raise InputError(f"{bad} of {together.size} features of {many} are not finite")
     if not np.ptp(together, axis=0).any():
-        raise InputError(
-            f"the same features for all {about.samples}, expected features that depend on the {about.sample}"
-        )
-    alone = np.concatenate([_features(payload, each[None], about.sample) for each in x])
+        raise InputError(f"the same features for all {many}, expected features that depend on the {one}")
+    alone = np.concatenate([_features(payload, each[None], one) for each in x])
     if (difference := _difference(together, alone)) > PARITY:
         raise InputError(
-            f"features of one {about.sample} differ by {difference:.1e} between batches of 1 and {len(x)}, at most {PARITY:.0e};"
-            f" {HOW}"
+            f"features of one {one} differ by {difference:.1e} between batches of 1 and {len(x)}, at most {PARITY:.0e}; {HOW}"
         )
     return int(together.shape[1])
 

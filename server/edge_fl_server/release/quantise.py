@@ -232,15 +232,13 @@ def _accuracy(
 def labelled(folder: Path, classes: Sequence[str], input: InputSpec, seed: int = 0) -> ClientData:
     """Samples of FOLDER/CLASS, at most MOST_PER_CLASS each, for training and validation. Raises DataError for fewer than two classes."""
     names = [composed(name) for name in classes]
-    rng, files, counts = generator(seed, "release.pictures"), [], []
+    rng, files = generator(seed, "release.pictures"), []
     found = sample_folders.find(folder, input.kind).files
     for name in names:
         own = [file for file in found if file.class_name == name]
-        chosen = sorted(rng.permutation(len(own))[:MOST_PER_CLASS])
-        files += [own[index] for index in chosen]
-        counts.append(len(chosen))
-    x, _, _, numbers, _ = sample_folders.read(files, input, MOST_PER_CLASS)
-    y, held_out, kept = np.repeat(np.arange(len(names)), counts)[numbers], np.zeros(len(x), bool), []
+        files += [own[index] for index in sorted(rng.permutation(len(own))[:MOST_PER_CLASS])]
+    x, words, *_ = sample_folders.read(files, input, MOST_PER_CLASS)
+    y, held_out, kept = np.array([names.index(word) for word in words], np.int64), np.zeros(len(x), bool), []
     for label in np.unique(y):
         rows = np.flatnonzero(y == label)
         kept.append(np.sort(rng.permutation(rows)[:MOST_PER_CLASS]))

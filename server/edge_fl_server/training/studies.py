@@ -97,11 +97,19 @@ def of_dataset(recipe: Recipe, dataset: Dataset, given: split_file.Rows | None =
 
     Pictures are resized if the recipe or its backbone declares another input.
     """
-    recipe = _with_network(recipe, dataset.kind)
+    recipe = with_network(recipe, dataset.kind)
     dataset = _fitted(dataset, declared_input(recipe))
     split = partition.split_clients(dataset, recipe.data, recipe.seed, given)
     data = msgspec.structs.replace(recipe.data, clients=len(split.clients))
     return Study(msgspec.structs.replace(recipe, data=data), dataset, split)
+
+
+def with_network(recipe: Recipe, kind: Kind) -> Recipe:
+    """The recipe with the network of a kind of samples, if it names none."""
+    if kind == "picture" or recipe.model.name != ModelConfig().name:
+        return recipe
+    model = msgspec.structs.replace(recipe.model, name=NETWORKS[kind])
+    return msgspec.structs.replace(recipe, model=model)
 
 
 def method_spec(recipe: Recipe, input: InputSpec, classes: Sequence[str]) -> MethodSpec:
@@ -142,10 +150,10 @@ def without_data(recipe: Recipe) -> tuple[Recipe, MethodSpec]:
         recipe = msgspec.structs.replace(recipe, rounds=0, method=method)
     elif not recipe.data.classes:
         dataset = datasets.load(recipe.data.dataset, Path(recipe.data.data_dir))
-        recipe = _with_network(recipe, dataset.kind)
+        recipe = with_network(recipe, dataset.kind)
         return recipe, method_spec(recipe, declared_input(recipe) or dataset.input, dataset.classes)
     if recipe.input:
-        recipe = _with_network(recipe, recipe.input.kind)
+        recipe = with_network(recipe, recipe.input.kind)
     where = f"source {recipe.source!r}"
     if not recipe.data.classes:
         raise ConfigError(f'{where}: expected the class names, [data] classes = ["cat", "dog"]')
@@ -157,13 +165,6 @@ def without_data(recipe: Recipe) -> tuple[Recipe, MethodSpec]:
         )
     recipe = msgspec.structs.replace(recipe, data=msgspec.structs.replace(recipe.data, dataset=""))
     return recipe, method_spec(recipe, input, recipe.data.classes)
-
-
-def _with_network(recipe: Recipe, kind: Kind) -> Recipe:
-    if kind == "picture" or recipe.model.name != ModelConfig().name:
-        return recipe
-    model = msgspec.structs.replace(recipe.model, name=NETWORKS[kind])
-    return msgspec.structs.replace(recipe, model=model)
 
 
 def _fitted(dataset: Dataset, input: InputSpec | None) -> Dataset:

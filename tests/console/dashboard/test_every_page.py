@@ -65,7 +65,7 @@ STATES = {empty: LOOKS[::3], offline: LOOKS[::3], online: LOOKS, unreadable: LOO
 PICTURES = os.environ.get("EDGE_FL_SCREENSHOTS", "")
 
 
-def looked(visit: Visit, name: str, looks: Sequence[tuple[int, str]] = LOOKS) -> list[str]:
+def looked(visit: Visit, name: str, looks: Sequence[tuple[int, str]]) -> list[str]:
     """The flaws of the open page in each look."""
     flaws = []
     for width, scheme in looks:
@@ -100,8 +100,15 @@ CROWDED = pages(f"{filled.LONG}-00000", "toy-2")
 
 
 @pytest.mark.parametrize("paths", [CROWDED[:3], CROWDED[3:], QUERIES], ids=["devices", "others", "queries"])
+@pytest.mark.parametrize(
+    "looks",
+    [
+        pytest.param(LOOKS[::3], id="wide light, narrow dark"),
+        pytest.param(LOOKS[1:3], id="wide dark, narrow light", marks=pytest.mark.nightly),
+    ],
+)
 def test_long_names_many_classes_queries_and_errors_in_every_look(
-    browser: Any, tmp_path: Path, paths: Sequence[str]
+    browser: Any, tmp_path: Path, paths: Sequence[str], looks: Sequence[tuple[int, str]]
 ) -> None:
     flaws = []
     registry = tmp_path / "registry.sqlite"
@@ -114,7 +121,7 @@ def test_long_names_many_classes_queries_and_errors_in_every_look(
             for path in paths:
                 fleets.beat(db, "main", 1)
                 visit.go(path, status=404 if path == MISSING else 200)
-                flaws += looked(visit, f"crowd{path}")
+                flaws += looked(visit, f"crowd{path}", looks)
     assert not flaws, "\n".join(flaws)
 
 

@@ -124,3 +124,13 @@ def test_what_the_mouse_is_over_stays_visible(service: Dashboard, browser: Any) 
                 visit.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
                 visit.page.evaluate(DRAWN)
                 assert visit.page.locator(shapes).count() == before, path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_message_of_a_lost_connection_can_be_read(service: Dashboard, browser: Any, scheme: str) -> None:
+    with visiting(browser, service.address) as visit:
+        visit.go("/log", "tbody tr")
+        visit.page.evaluate("document.querySelector('#popup').ariaHidden = 'false'")
+        visit.look(1440, scheme)
+        assert visit.page.get_by_text("Connection lost").is_visible()
+        assert not visit.flaws()

@@ -76,7 +76,7 @@ def test_channels_are_mixed_and_quality_is_remarked() -> None:
     both = read(wav(np.stack([tone(440), 0 * tone(440)], 1)))
     assert both.remarks == ("2 channels: mixed to one",)
     assert np.abs(both.samples[0] - tone(440) / 2).max() < 1e-4
-    assert read(wav((4 * tone(440)).clip(-1, 1))).remarks == ("clipped: 61.0% of its values",)
+    assert read(wav((4 * tone(440)).clip(-1, 1))).remarks == ("clipped",)
     assert read(wav(2 * tone(440))).remarks == ()  # loud, but whole
     assert read(wav(tone(440) / 1000)).remarks == ("silent",)
     assert read(wav(3 * tone(440), 16000, 32, codec=3)).samples.max() == 1

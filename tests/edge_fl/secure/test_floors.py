@@ -71,7 +71,7 @@ def unmasked(known: Mapping[str, Member], terms: SumRequest, colluders: list[str
     return fixed_point.decode(numbers, len(names))
 
 
-@pytest.mark.parametrize("count", [9, pytest.param(99, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [9, pytest.param(99, marks=pytest.mark.nightly)])
 def test_one_colluder_unmasks_a_device_at_terms_that_its_floors_decline(tmp_path: Path, count: int) -> None:
     known = members(tmp_path, count)
     terms = SumRequest("statistics", 7, LENGTH, minimum=3, threshold=0.501)

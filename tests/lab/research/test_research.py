@@ -181,7 +181,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "labels": ({"labels": LABELS[1:]}, "120 pictures but 119 labels, expected one label per picture"),
     "no labels": ({"labels": None}, "samples without labels, expected both"),
     "float labels": ({"labels": LABELS / 2}, r"labels are float64 \[120\], expected whole numbers"),
-    "ragged": ({"images": [[1, 2], [3]], "labels": [0, 1]}, "expected pictures of one shape"),
+    "ragged": ({"images": [[1, 2], [3]], "labels": [0, 1]}, "expected samples of one shape"),
     "test": ({"test": (IMAGES,)}, r"test: 1 values, expected \(images, labels\)"),
     "test shape": ({"test": (IMAGES[:, :4], LABELS)}, r"\[1, 8, 8\] and \[1, 4, 8\], expected one shape"),
     "clients": ({"clients": CLIENTS[1:]}, r"clients: int64 \[119\], expected .* each of the 120 samples"),

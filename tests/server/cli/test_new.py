@@ -10,13 +10,11 @@ import pytest
 from PIL import Image
 
 from edge_fl.cli import main
-from edge_fl.methods.contract import steps
 from edge_fl.modalities import audio
 from edge_fl_server.cli import new
 from edge_fl_server.orchestrate import execution
 from edge_fl_server.recipes import find
 from edge_fl_server.recipes.recipe import parse
-from edge_fl_server.release import export
 from tests.devices.recordings import recordings
 
 SMALL = ["--model", "cnn-tiny"]
@@ -132,19 +130,18 @@ def watch(tmp_path, monkeypatch):
 
 
 def test_a_series_has_classes_people_and_an_input_with_mean_and_spread(watch, capsys):
-    assert main(["new", "moves", "--series", "watch", "--model", "identity"]) == 0
+    assert main(["new", "moves", "--series", "watch"]) == 0
     said = capsys.readouterr()
     assert "lying: 4 files" in said.err and "2 devices can have a part each: ann, bob" in said.err
     assert said.out.splitlines()[1].endswith("--data watch/ann")
     ready = execution.prepare(find("moves.toml"))
     spec = ready.spec
-    assert (spec.classes, spec.model.name) == (["lying", "standing"], "identity")
+    assert (spec.classes, spec.model.name) == (["lying", "standing"], "random-kernels")
     assert (spec.input.shape, spec.input.rate, spec.input.hop) == ((2, 100), 25.0, 50)
     assert (spec.input.names, spec.input.units) == (("ax", "az"), ("g", "g"))
     assert spec.input.mean == pytest.approx((0.0, 0.5), abs=0.05)
     assert spec.input.std == pytest.approx((0.1, 0.5), abs=0.05)
-    exported = export.export(ready.method, steps.start(ready.method))
-    assert exported.feature_dim == 200
+    assert ready.method.net.feature_dim == 128
 
 
 def test_window_and_rate_can_be_given_and_a_damaged_file_is_named(watch, capsys):
@@ -197,7 +194,7 @@ def test_audio_brings_clips(watch):
         (["--audio", "watch"], "WAV or FLAC recordings of 0 classes, expected two or more folders"),
         (["--audio", "watch"], "8 CSV or NPZ recordings are left out"),
         (["--series", "untimed"], "no column of times, such as 'time'; state the rate"),
-        (["--images", "watch", "--rate", "50"], "--window and --rate are for recordings"),
+        (["--images", "watch", "--rate", "50"], "--window and --rate cut recordings"),
         (["--series", "watch", "--images", "watch"], "expected either --images FOLDER"),
         (["--series", "watch", "--model", "cnn1"], "did you mean 'cnn1d'?"),
     ],

@@ -21,12 +21,14 @@ from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, registered_reports, rollouts
 from edge_fl_server.release import agent_releases
 from edge_fl_server.release.export import Description, Exported
+from edge_fl_server.release.foreign import ForeignInput
 from edge_fl_server.release.repository import Repository, now
 from edge_fl_server.release.rollout import coordinator, stored_rollout
 from edge_fl_server.release.rollout.commands import Request
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
 from tests import agents
 from tests.devices import graphs
+from tests.devices.recordings import SERIES
 from tests.server.conftest import WAIT_S, Bench
 from tools.memory_broker import InMemoryTransport
 
@@ -381,12 +383,19 @@ def test_metadata_near_their_expiry_are_signed_again_while_a_server_is_online(
         (["model.onnx", "--classes", "cat,dog"], "model.onnx: does not exist"),
         (["model.onnx", "--classes", "cat,dog", "--mean", "a"], "--mean a: expected numbers"),
         (["--model", "cnn-tiny", "--classes", "cat,dog", "--mean", "0.5"], "--reference describe a file"),
+        (["model.onnx", "--classes", "cat,dog", "--input", "demo"], "--input demo: has no [input]"),
+        (["model.onnx", "--classes", "cat,dog", "--input", "absent.toml"], "absent.toml"),
     ],
 )
 def test_what_to_publish_is_checked_before_anything_else(arguments, said, capsys):
     assert main(["release", "publish", *arguments]) == 4
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+def test_a_network_for_a_series_is_made_by_name_and_input() -> None:
+    made, description = release.made_by_model("cnn1d", "", ["lying", "standing"], ForeignInput(input=SERIES))
+    assert (description.input, made.feature_dim) == (SERIES, 64)
 
 
 def test_a_rollout_takes_settings_by_the_keys_of_a_recipe() -> None:

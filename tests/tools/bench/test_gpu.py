@@ -29,7 +29,8 @@ def measured(name: str, checkout: Path | None = None) -> list[Figure]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "rounds" else ()) for name in items.ITEMS]
+    "name",
+    [pytest.param(name, marks=pytest.mark.nightly if name == "rounds" else ()) for name in items.ITEMS],
 )
 @pytest.mark.timeout(300)
 def test_without_a_gpu_an_item_runs_and_states_what_it_would_measure(name: str) -> None:

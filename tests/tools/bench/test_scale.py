@@ -17,7 +17,7 @@ def test_counters_that_restart_at_0_are_summed() -> None:
     assert watch.messages("dropped") == (0, 0.0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.broker
 def test_a_round_survives_a_restart_of_its_broker(mosquitto_program: Program) -> None:
     lines = list(runs.busy(12, 4, 2, leave=0.1, deadline_s=40.0))
