@@ -93,7 +93,9 @@ class AudioCnn(Chain):
 
     def log_mel(self, x: Tensor) -> Tensor:
         """Log power per band and frame [N, 1, BANDS, frames], about -1 to 1."""
-        return ((F.conv1d(self.spectrum(x), self.mel) + FLOOR).log() * 0.2 + 1.5).unsqueeze(1)
+        levels = (F.conv1d(self.spectrum(x), self.mel) + FLOOR).log() * 0.2 + 1.5
+        # one channel, last in memory: else the strides of the first layer's weights choose its kernel, and with it the last bits
+        return levels.unsqueeze(3).permute(0, 3, 1, 2)
 
 
 class SpeechEmbedding(nn.Module):
