@@ -490,6 +490,7 @@ CACHED = {
     "edge_fl/learn/aggregation/screening.py:_signs": "a function of a length and a device of torch",
     "edge_fl/learn/batches.py:batches": "one key for the batches of one stage",
     "edge_fl/learn/stacked.py:batches": "one key for the batches of one stage",
+    "edge_fl/models/kernels.py:_drawn": "a function of numbers",
     "edge_fl/models/weights.py:_sha256": "keyed by the time of the file",
     "edge_fl/models/weights.py:_read": "keyed by the time of the file",
     "edge_fl/secure/signatures.py:_issued": "keyed by the bytes of the certificate and the authorities",

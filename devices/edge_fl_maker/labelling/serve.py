@@ -114,7 +114,7 @@ def routes(session: LabelSession, capture: Capture, access: HttpAccess, lock: th
         path = file(request)
         if found := session.learner.preview(path):
             return HttpAnswer(found.image, "image/svg+xml", SAFE | SVG)
-        return HttpAnswer(path, MEDIA_TYPES.get(path.suffix, "application/octet-stream"), SAFE)
+        return HttpAnswer(path, MEDIA_TYPES.get(path.suffix, "text/plain"), SAFE)
 
     def sound(request: HttpRequest) -> HttpAnswer:
         return HttpAnswer(session.learner.sound(file(request)), "audio/wav", SAFE)
