@@ -10,7 +10,7 @@ import argparse
 import codecs
 import hashlib
 import io
-import pickle
+import pickle  # noqa: TID251 - restricted to what makes arrays
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
