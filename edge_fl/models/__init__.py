@@ -36,6 +36,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "audio-cnn": audio.AudioCnn,
     "random-kernels": kernels.RandomKernels,
 }
+FIXED = ("identity", "random-kernels")
+"""Models without trained tensors."""
 
 
 def build_net(model: ModelConfig, input: InputSpec, classes: int, seed: int = 0) -> Net:
@@ -59,10 +61,14 @@ def backbone_input(model: ModelConfig) -> InputSpec | None:
 
 
 def with_pinned_weights(model: ModelConfig) -> ModelConfig:
-    """The model with the sha256 of its file of weights, if it has one, for other machines. Raises MethodError if the file is missing."""
+    """The model with the sha256 of its file of weights, if it has one, for other machines. Raises MethodError if the file is missing.
+
+    One that has nothing to train is frozen.
+    """
     backbone = backbones.find(model.name)
     path = weights.locate(model.name, model.weights, backbone and backbone.source)
-    return msgspec.structs.replace(model, weights=weights.pinned(model.weights, path))
+    train = "none" if model.name in FIXED else model.train
+    return msgspec.structs.replace(model, weights=weights.pinned(model.weights, path), train=train)
 
 
 def _build(model: ModelConfig, input: InputSpec) -> nn.Module:

@@ -10,7 +10,7 @@ import argparse
 import codecs
 import hashlib
 import io
-import pickle  # noqa: TID251 - of numbers and lists only, by a restricted unpickler
+import pickle  # noqa: TID251 - restricted to what makes arrays
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
