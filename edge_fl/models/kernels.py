@@ -87,10 +87,6 @@ def _features(x: Tensor, dilations: tuple[int, ...], kernels: list[tuple[Tensor,
 def _drawn(channels: int, length: int, feature_dim: int, seed: int) -> _Drawn:
     """Draw the kernels, then their biases and the scale of the features from synthetic windows."""
     rng = np.random.Generator(np.random.PCG64(seed))
-<<<<<<< HEAD
-    each, both = (count, 1, 1), (count, channels, 1)
-    bins = length // 2 + 1
-=======
     longest = int(np.log2(max((length - 1) // (LENGTH - 1), 1)))
     dilations = tuple(
         2**exponent for exponent in sorted({*np.linspace(0, longest, DILATIONS).astype(int).tolist()})
@@ -122,27 +118,17 @@ def _drawn(channels: int, length: int, feature_dim: int, seed: int) -> _Drawn:
 def synthetic(count: int, channels: int, length: int, rng: np.random.Generator) -> Doubles:
     """Standardised windows [count, C, T] like those of sensors: noise and a periodic part of random spectra, amplitudes and levels."""
     each, both, bins = (count, 1, 1), (count, channels, 1), length // 2 + 1
->>>>>>> 12b3331b70d8d7a1873cb04432b76d93dbb59118
     spectrum = rng.standard_normal((count, channels, bins)) + 1j * rng.standard_normal(
         (count, channels, bins)
     )
     spectrum *= np.maximum(np.arange(bins), 1.0) ** -rng.uniform(0, 1.5, each)
     spectrum[..., 0] = 0
     noise = np.fft.irfft(spectrum, length)
-<<<<<<< HEAD
-    noise /= noise.std(axis=2, keepdims=True)
-    cycles = np.exp(rng.uniform(0, np.log(max(length / 16, 1)), each))
-    periodic = sum(
-        rng.standard_normal(both)
-        / harmonic
-        * np.sin(2 * np.pi * (harmonic * cycles * np.arange(length) / length + rng.uniform(0, 1, both)))
-=======
     cycles = np.exp(rng.uniform(0, np.log(max(length / 16, 2)), each)) * np.arange(length) / length
     waves = (
         rng.standard_normal(both)
         / harmonic
         * np.sin(2 * np.pi * (harmonic * cycles + rng.uniform(0, 1, both)))
->>>>>>> 12b3331b70d8d7a1873cb04432b76d93dbb59118
         for harmonic in (1, 2, 3)
     )
     share = rng.uniform(0, 1, each)
