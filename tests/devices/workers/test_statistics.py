@@ -18,7 +18,7 @@ from edge_fl.secure import fixed_point
 from edge_fl_devices.workers.class_statistics import NEXT, SENT, StatisticsOffers
 from edge_fl_devices.workers.head_fitting import FitData, FitSpec, fit_here
 
-CLASSES, DIM = 3, 150
+CLASSES, DIM = 3, 20
 LENGTH = class_statistics.shape_of(CLASSES, DIM).length
 ONE, OTHER = "1" * 64, "2" * 64
 
