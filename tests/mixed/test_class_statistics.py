@@ -496,7 +496,7 @@ def test_a_server_between_runs_collects_what_is_new_and_releases_only_then(
             before = looks()
             assert eventually(lambda: looks() >= before + 2)
             assert len(kept(site)) == 3 and kept(site)[-1].sums == [STATISTICS]
-        assert "24 pictures" in capsys.readouterr().err
+        assert "24 samples" in capsys.readouterr().err
 
         # a server that is killed between a sum and its release loses the sum, and nothing else
         def killed(*_: Any) -> None:
