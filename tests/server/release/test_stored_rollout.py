@@ -146,13 +146,3 @@ def test_a_fleet_without_devices_that_take_part_completes(db: Database) -> None:
     rollout = StoredRollout(db, "main")
     rollout.begin(1, PLAN, NAMES)
     assert ended(db, rollout) == "completed: 0 of 0 devices succeeded"
-
-
-def test_devices_that_were_stopped_hold_no_roll_out(db: Database) -> None:
-    stopped = [
-        DeviceRecord("main", name, status="disconnected", capability={"tier": "head"}) for name in NAMES
-    ]
-    registered_devices.record(db, stopped)
-    rollout = StoredRollout(db, "main")
-    rollout.begin(1, PLAN, NAMES)
-    assert ended(db, rollout) == "completed: 0 of 0 devices succeeded"

@@ -178,10 +178,7 @@ class StoredRollout:
             return resumed or now != before
 
     def _away(self, present: Collection[str], blocked: Collection[str]) -> list[str]:
-        """The devices of the registry that are away, if a roll-out in stages has less than half of them, and too few for its gates.
-
-        Not those that disconnected by themselves: their owners stopped them.
-        """
+        """The devices of the registry that are away, if a roll-out in stages has less than half of them, and too few for its gates."""
         there = {*present, *self.reported} - {*blocked}
         if (
             self.stages is None
@@ -190,8 +187,7 @@ class StoredRollout:
             or len(there) >= MIN_STAGE
         ):
             return []
-        taking_part = _taking_part(self._db, self._fleet, self._selection, self._subject)
-        known = [one.device for one in taking_part if one.status != "disconnected" or one.device in there]
+        known = [one.device for one in _taking_part(self._db, self._fleet, self._selection, self._subject)]
         return [device for device in known if device not in there] if 2 * len(there) < len(known) else []
 
     def _say_what_it_waits_for(self, members: Collection[str], *, connected: bool) -> None:
