@@ -100,7 +100,7 @@ def test_a_stage_without_reports_names_the_devices_that_it_waits_for(
     assert ended(db, again, "pi-0", "pi-1") == "completed: 2 of 2 devices succeeded"
 
 
-@pytest.mark.parametrize("back", [(), ("pi-0",)])
+@pytest.mark.parametrize("back", [(), ("pi-0",), ("pi-0", "pi-2")])
 def test_a_roll_out_in_stages_waits_while_too_few_devices_for_a_gate_are_there(
     db: Database, back: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,7 +178,7 @@ class StoredRollout:
             return resumed or now != before
 
     def _away(self, present: Collection[str], blocked: Collection[str]) -> list[str]:
-        """The devices of the registry that are away, if a roll-out in stages has less than half of them, and too few for its gates."""
+        """The devices of the registry that are away, if a roll-out in stages has too few others for its gates."""
         there = {*present, *self.reported} - {*blocked}
         if (
             self.stages is None
@@ -187,8 +187,8 @@ class StoredRollout:
             or len(there) >= MIN_STAGE
         ):
             return []
-        known = [one.device for one in _taking_part(self._db, self._fleet, self._selection, self._subject)]
-        return [device for device in known if device not in there] if 2 * len(there) < len(known) else []
+        known = _taking_part(self._db, self._fleet, self._selection, self._subject)
+        return [record.device for record in known if record.device not in there]
 
     def _say_what_it_waits_for(self, members: Collection[str], *, connected: bool) -> None:
         """Store as the reason of a running stage which devices it waits for, once no device has reported for a while."""
