@@ -7,7 +7,7 @@ state, and stores the result. After a restart the roll-out continues from the re
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,11 +20,10 @@ from edge_fl.wire.messages import GONE
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, registered_devices, registered_reports, rollouts
 from edge_fl_server.registry.rollouts import OVER
-from edge_fl_server.registry.tables import DeviceRecord, RolloutRecord, RolloutState, Subject
+from edge_fl_server.registry.tables import RolloutRecord, RolloutState, Subject
 from edge_fl_server.release.rollout.gates import Outcome, outcome_of
 from edge_fl_server.release.rollout.stages import (
     ALL_AT_ONCE,
-    MIN_STAGE,
     Stages,
     advanced,
     cause,
@@ -39,7 +38,6 @@ from edge_fl_server.selectors import Selection, require
 
 log = logging.getLogger(__name__)
 
-NOBODY: tuple[tuple[str, ...], bool] = ((), True)
 REPLACED = "replaced by release {}"
 RETRIES = 5
 QUIET_S = 10.0
@@ -61,7 +59,7 @@ class StoredRollout:
         self._lock = threading.RLock()
         self._number, self.assignment = 0, ""
         self._stage_began_s = self._heard_s = time.monotonic()
-        self._waits_for = NOBODY  # as stored, and whether a device was connected
+        self._waits_for: tuple[str, ...] = ()  # as stored
         self._stored: tuple[RolloutState, int] = ("running", 0)
         self._resumed = False  # assignments have to be published again
         self._selection = Selection(db, fleet, "")
@@ -142,8 +140,7 @@ class StoredRollout:
     def advance(self, present: Collection[str], is_blocked: Callable[[str], object]) -> bool:
         """Apply the rules and the desired state for the devices that are present; whether assignments have to change.
 
-        Reports of devices that are blocked by now do not count as successes or failures of their stage. While hardly a device is there, as
-        after a power cut, a roll-out in stages stays where it is: else all would get the release when they return, without a gate.
+        Reports of devices that are blocked by now do not count as successes or failures of their stage.
         """
         with self._lock:
             self._apply_desired()
@@ -153,12 +150,7 @@ class StoredRollout:
             before, ran = self._stored, self.stages.state == "running"
             present = [device for device in present if device in self._selection]
             blocked = set(filter(is_blocked, self.reported))
-            away = self._away(present, blocked)
-            if not present and away:  # the time that a stage waits begins when one is back
-                self._stage_began_s = time.monotonic()
-            waited_s = time.monotonic() - self._stage_began_s
-            if not away or waited_s >= self.stages.plan.stage_wait_s:
-                self.stages = advanced(self.stages, present, waited_s, blocked)
+            self.stages = advanced(self.stages, present, time.monotonic() - self._stage_began_s, blocked)
             if self.stages.stage != before[1]:
                 self._stage_began_s = self._heard_s = time.monotonic()
             paused = ran and self.stages.state == "paused"  # perhaps at once after it was resumed
@@ -166,44 +158,29 @@ class StoredRollout:
                 if paused:
                     rollouts.steer(self._db, self._number, "paused")  # else the next call would resume it
                 self._store(self._number, *now, self.stages.reason)
-                self._stored, self._waits_for = now, NOBODY
+                self._stored, self._waits_for = now, ()
                 level = logging.INFO if now[0] in ("running", "completed") else logging.WARNING
                 what = f"{'agent ' if self._subject == 'agent' else ''}release {self.stages.release}"
                 why = cause(self.stages.reason, self.stages.stage)
                 status = what, now[0], now[1] + 1, len(self.stages.shares), f", {why}" if why else ""
                 log.log(level, "%s: %s, stage %d of %d%s", *status)
             elif now[0] == "running":
-                members = {*members_of(self.stages, present, blocked), *away}
-                self._say_what_it_waits_for(members, connected=bool(present))
+                self._say_what_it_waits_for(members_of(self.stages, present, blocked))
             return resumed or now != before
 
-    def _away(self, present: Collection[str], blocked: Collection[str]) -> list[str]:
-        """The devices of the registry that are away, if a roll-out in stages has too few others for its gates."""
-        there = {*present, *self.reported} - {*blocked}
-        if (
-            self.stages is None
-            or self.stages.state != "running"
-            or not self.stages.gated
-            or len(there) >= MIN_STAGE
-        ):
-            return []
-        known = _taking_part(self._db, self._fleet, self._selection, self._subject)
-        return [record.device for record in known if record.device not in there]
-
-    def _say_what_it_waits_for(self, members: Collection[str], *, connected: bool) -> None:
+    def _say_what_it_waits_for(self, members: Sequence[str]) -> None:
         """Store as the reason of a running stage which devices it waits for, once no device has reported for a while."""
         assert self.stages
         missing = tuple(sorted(device for device in members if device not in self.stages.outcomes))
-        if (waits := (missing, connected)) == self._waits_for or time.monotonic() < self._heard_s + QUIET_S:
+        if missing == self._waits_for or time.monotonic() < self._heard_s + QUIET_S:
             return
         left_s = self._stage_began_s + self.stages.plan.stage_wait_s - time.monotonic()
-        until = f" until {datetime.now(UTC) + timedelta(seconds=left_s):%H:%M} UTC"
+        until = datetime.now(UTC) + timedelta(seconds=left_s)
         answered = f"{len(members) - len(missing)} of {counted(len(members), 'device')} answered"
         names = shortened([*map(self._with_time, missing[:SHOWN]), *missing[SHOWN:]], SHOWN)
-        if not connected:
-            answered, until = f"{answered}, none is connected", ""
-        self._store(self._number, *self._stored, f"{answered}, waits{until} for {names}" if missing else "")
-        self._waits_for = waits
+        why = f"{answered}, waits until {until:%H:%M} UTC for {names}" if missing else ""
+        self._store(self._number, *self._stored, why)
+        self._waits_for = missing
 
     def _with_time(self, device: str) -> str:
         """A device with the time of its last message."""
@@ -241,7 +218,7 @@ class StoredRollout:
         """`stored` is the state in the registry: reports from before a restart may have aborted the roll-out, which `advance` stores."""
         self.stages, self.assignment, self._stored = stages, assignment, (stored, stages.stage)
         self._stage_began_s = self._heard_s = time.monotonic()
-        self._waits_for = NOBODY
+        self._waits_for = ()
         self._selection = Selection(self._db, self._fleet, stages.plan.where)
         self._partial = []
         for record in rollouts.listed(self._db, self._fleet, self._subject):
@@ -280,23 +257,20 @@ def request(
     """
     require(db, fleet, plan.where)
     selection = Selection(db, fleet, plan.where)
-    known = _taking_part(db, fleet, selection, subject)
-    present = [record.device for record in known if record.status not in GONE]
+    present = [
+        record.device
+        for record in registered_devices.listed(db, fleet)
+        if _takes_part(record.capability or {}, subject)
+        and record.status not in GONE
+        and not record.blocked
+        and record.device in selection
+    ]
     previous = rollouts.previous_release(db, fleet, release, subject)
     # Each installation has an agent, so there is always one to go back to.
     plan = widened(resolved(plan, len(present), previous or subject == "agent"), present, release)
     return rollouts.begin(
         db, fleet, release, previous=previous, plan=msgspec.to_builtins(plan), subject=subject
     )
-
-
-def _taking_part(db: Database, fleet: str, selection: Selection, subject: Subject) -> list[DeviceRecord]:
-    """The devices of the registry that a roll-out selects and that have to report on it."""
-    return [
-        record
-        for record in registered_devices.listed(db, fleet)
-        if _takes_part(record.capability or {}, subject) and not record.blocked and record.device in selection
-    ]
 
 
 def _takes_part(capability: Mapping[str, Any], subject: Subject) -> bool:
