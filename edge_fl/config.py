@@ -38,15 +38,15 @@ class OptimiserConfig(Struct, frozen=True, forbid_unknown_fields=True):
     lr_steps: Annotated[list[tuple[int, float]], Meta(max_length=1024)] = []
 
 
-Augment = Literal["none", "crop", "gentle", "flip-rotate", "supcon"]
+Augment = Literal["none", "crop", "gentle", "flip-rotate", "supcon", "jitter"]
 BatchNormPolicy = Literal["", "sync", "local_stats", "local_bn"]
 
 
 class MethodConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A method of `edge_fl.methods` by name; `options` are its hyper-parameters (`edge-fl methods show NAME`).
 
-    For any method: `augment` changes the training images (`edge_fl.learn.augment`), `projector` adds DualFed's projector to the extractor,
-    `batch_norm` replaces the method's BatchNorm policy ("": its own).
+    For any method: `augment` changes the training samples (`edge_fl.learn.augment`; `none` and `jitter` suit every kind of sample),
+    `projector` adds DualFed's projector to the extractor, `batch_norm` replaces the method's BatchNorm policy ("": its own).
     """
 
     name: str = "fedavg"
