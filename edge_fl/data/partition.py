@@ -212,7 +212,7 @@ def _drawn(dataset: Dataset, config: DataConfig, seed: int) -> tuple[tuple[Clien
     """Keep `fraction` of the samples, assign them to clients, then divide each client's share into test, validation and train.
 
     `test_fraction` refers to the client's share, `validation_fraction` to the rest; every client keeps at least one train and one test
-    sample. The training samples are in random order.
+    sample. The training samples are in random order; groups of samples are divided class by class.
     """
     kept = _kept(len(dataset.samples), config.fraction, seed)
     owned = [kept[positions] for positions in assigned(dataset, kept, config, seed)]
@@ -231,9 +231,20 @@ def _drawn(dataset: Dataset, config: DataConfig, seed: int) -> tuple[tuple[Clien
                 " more, because no split cuts a group"
             )
         shuffled = generator(seed, "partition", client=client).permutation(len(first))
+        if len(first) < len(share):
+            shuffled = _spread(shuffled, dataset.samples.y[share[first]])
         train, validation, test = cut(shuffled, config.test_fraction, config.validation_fraction)
         sets.append((share[whole(train)], share[whole(validation)], share[whole(test)]))
     return clients, sets
+
+
+def _spread(order: Indices, labels: Labels) -> Indices:
+    """Units in this order, but of each class evenly from the first to the last one, which is trained: few groups leave no class out."""
+    ranks = np.empty(len(order))
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels[order] == label)
+        ranks[members] = np.arange(1, len(members) + 1) / len(members)
+    return order[np.argsort(ranks, kind="stable")]
 
 
 def _limited(train: Indices, y: Labels, config: DataConfig) -> Indices:

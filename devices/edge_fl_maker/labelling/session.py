@@ -217,6 +217,7 @@ class LabelSession:
 
     def view(self, client: str) -> View:
         """Return what a client sees: its next file, and the progress."""
+        busy = self.learner.is_busy  # first: what follows is then final, or shown as not final
         progress, predictor = self.learner.progress, self.learner.predictor()
         kind = self.learner.kind
         order = self._mixed(self.learner.order([] if kind == "table" else self.pool.names()))
@@ -239,7 +240,7 @@ class LabelSession:
             progress.release,
             predictor.head.kind if predictor else "",
             progress.fits,
-            self.learner.is_busy,
+            busy,
             progress.missing,
             progress.problem,
             found.fleet if found else None,

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 from edge_fl.console.output import Format, print_status, show_json, show_paths, show_table, show_text
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError
-from edge_fl.inputs import Kind
 from edge_fl.options import DATA, DATA_DIR, TRAINING, FormatOption, argument, option
 from edge_fl_server.cli.options import RateOption, WindowOption
 
@@ -152,7 +151,8 @@ def convert(
         int, option("--size N", "Pixels per side, of converted pictures.", min=8, max=1024)
     ] = 224,
     kind: Annotated[
-        Kind | None, option("--kind KIND", "Kind of files: picture, series, audio, table [by their names].")
+        Literal["picture", "series", "audio", "table"] | None,
+        option("--kind KIND", "Kind of files: picture, series, audio, table [by their names]."),
     ] = None,
     window: WindowOption = 0.0,
     rate: RateOption = 0.0,

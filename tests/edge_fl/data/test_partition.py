@@ -182,6 +182,15 @@ def test_no_split_cuts_a_group(rule: str) -> None:
         assert all(len(np.unique(dataset.domains[rows])) == 1 for rows in sets if len(rows))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_client_trains_every_class_that_it_is_tested_on(seed: int) -> None:
+    dataset = recordings(4)
+    split = split_clients(dataset, msgspec.structs.replace(FLEET, partition="domain", clients=4), seed)
+    for train, test in zip(split.train, split.test, strict=True):
+        trained, tested = (set(dataset.samples.y[rows].tolist()) for rows in (train, test))
+        assert trained == {0, 1, 2, 3} and len(tested) == len(np.unique(dataset.samples.groups[test]))
+
+
 def test_a_client_with_one_group_cannot_be_split() -> None:
     dataset = recordings(4)
     alone = replace(dataset, samples=replace(dataset.samples, groups=dataset.domains.astype(np.int64)))
