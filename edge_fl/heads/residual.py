@@ -103,7 +103,7 @@ def _with_mlp(head: Adapted, found: object, share: float) -> Head:
         head.extractor,
         mlp=found.times(share),
         linear=linear,
-        linear_bias=np.maximum(bias, LOWEST).astype(np.float32),
+        linear_bias=np.where(np.isfinite(bias), bias, LOWEST).astype(np.float32),
         directed=np.array([head.directed], np.float32),
     )
 

@@ -7,9 +7,10 @@ gives the share of values above its bias. As a kernel's weights sum to 0, the me
 Different from MiniRocket: a share counts values near the bias in part (RAMP), because with a step the last bit of a sum would change a
 feature; biases and the scale of features are those of synthetic windows, so that a server without data draws the same network; and few
 kernels, each with a bias of its own, so that class statistics hold the covariance of all features (docs/models.md has figures).
-All is drawn in float64 and equal on every machine.
+All is drawn by hashes (`edge_fl.learn.random`) and equal on every machine, whatever its version of NumPy.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from torch.nn import functional as F
 
 from edge_fl.errors import MethodError
 from edge_fl.inputs import InputSpec
+from edge_fl.learn.random import fold, key_of, normal, uniform
 
 LENGTH = 9
 KERNELS = np.array(
@@ -36,11 +38,10 @@ Doubles = NDArray[np.float64]
 
 
 class _Drawn(NamedTuple):
-    """dilations; of the kernels of each: weights [k, C, 9] and bias [k]; mean and spread of the features [d]."""
+    """dilations; of the kernels of each: channels [k, C, 1], weights [k, 1, 9] and bias [k]; mean and spread of the features [d]."""
 
     dilations: tuple[int, ...]
-    weights: list[Doubles]
-    biases: list[Doubles]
+    kernels: list[tuple[Doubles, Doubles, Doubles]]
     mean: Doubles
     spread: Doubles
 
@@ -63,76 +64,83 @@ class RandomKernels(nn.Module):
             )
         drawn = _drawn(input.channels, input.window, feature_dim, seed)
         self.dilations, self.feature_dim = drawn.dilations, feature_dim
-        constants = {f"weight{i}": each for i, each in enumerate(drawn.weights)}
-        constants |= {f"bias{i}": each for i, each in enumerate(drawn.biases)}
+        constants = {
+            f"kernels{i}_{j}": each for i, row in enumerate(drawn.kernels) for j, each in enumerate(row)
+        }
         for name, values in {**constants, "mean": drawn.mean, "spread": drawn.spread}.items():
             self.register_buffer(name, torch.from_numpy(values).float(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        kernels = [
-            (getattr(self, f"weight{i}"), getattr(self, f"bias{i}")) for i in range(len(self.dilations))
-        ]
+        kernels = [[getattr(self, f"kernels{i}_{j}") for j in range(3)] for i in range(len(self.dilations))]
         return (_features(x, self.dilations, kernels) - self.mean) / self.spread
 
 
-def _features(x: Tensor, dilations: tuple[int, ...], kernels: list[tuple[Tensor, Tensor]]) -> Tensor:
+def _features(x: Tensor, dilations: Sequence[int], kernels: Sequence[Sequence[Tensor]]) -> Tensor:
     found = [x.mean(2)]
-    for dilation, (weight, bias) in zip(dilations, kernels, strict=True):
-        y = F.conv1d(x, weight, bias, padding=LENGTH // 2 * dilation, dilation=dilation)
-        found.append(y.clamp(0, 1).mean(2))
+    for dilation, (channels, weight, bias) in zip(dilations, kernels, strict=True):
+        found.append(_responses(x, dilation, channels, weight, bias).clamp(0, 1).mean(2))
     return torch.cat(found, dim=1)
+
+
+def _responses(
+    x: Tensor, dilation: int, channels: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """Windows [N, C, T] -> results of kernels [N, k, T]; the sum of the channels comes first, so that each kernel has nine weights."""
+    mixed = F.conv1d(x, channels)
+    return F.conv1d(
+        mixed, weight, bias, padding=LENGTH // 2 * dilation, dilation=dilation, groups=len(weight)
+    )
 
 
 @lru_cache(maxsize=8)
 def _drawn(channels: int, length: int, feature_dim: int, seed: int) -> _Drawn:
     """Draw the kernels, then their biases and the scale of the features from synthetic windows."""
-    rng = np.random.Generator(np.random.PCG64(seed))
+    key, count = key_of(seed), feature_dim - channels
     longest = int(np.log2(max((length - 1) // (LENGTH - 1), 1)))
     dilations = tuple(
         2**exponent for exponent in sorted({*np.linspace(0, longest, DILATIONS).astype(int).tolist()})
     )
-    x = torch.from_numpy(synthetic(WINDOWS, channels, length, rng))
-    count = feature_dim - channels
-    order = np.concatenate([rng.permutation(len(KERNELS)) for _ in range(-(-count // len(KERNELS)))])[:count]
-    quantiles = (
-        np.arange(1, count + 1) * (np.sqrt(5) - 1) / 2 % 1
-    )  # evenly spread over 0..1, as in MiniRocket
-    weights, biases = [], []
-    for number, dilation in enumerate(dilations):
-        chosen = np.zeros((len(order[number :: len(dilations)]), channels, 1))
-        for row in chosen:
-            size = int(2 ** rng.uniform(0, np.log2(min(channels, LENGTH) + 1)))
-            row[rng.choice(channels, size, replace=False)] = 1
-        weight = chosen * KERNELS[order[number :: len(dilations)], None]
-        y = F.conv1d(x, torch.from_numpy(weight), padding=LENGTH // 2 * dilation, dilation=dilation).numpy()
+    x = torch.from_numpy(synthetic(WINDOWS, channels, length, fold(key, 0)))
+    order = _uniform(key, 1, -(-count // len(KERNELS)), len(KERNELS)).argsort(axis=1).ravel()[:count]
+    sizes = 2 ** (_uniform(key, 2, count, 1) * np.log2(min(channels, LENGTH) + 1))
+    chosen = _uniform(key, 3, count, channels).argsort(axis=1).argsort(axis=1) < np.floor(sizes)
+    quantiles = np.arange(1, count + 1) * (np.sqrt(5) - 1) / 2 % 1  # spread evenly, as in MiniRocket
+    kernels: list[tuple[Doubles, Doubles, Doubles]] = []
+    for rows in (np.arange(number, count, len(dilations)) for number in range(len(dilations))):
+        dilation, channels_of = dilations[len(kernels)], chosen[rows, :, None].astype(np.float64)
+        weight = KERNELS[order[rows], None]
+        y = _responses(x, dilation, torch.from_numpy(channels_of), torch.from_numpy(weight)).numpy()
         slopes = 1 / (RAMP * y.std(axis=(0, 2)))
-        wanted = zip(y.swapaxes(0, 1), quantiles[number :: len(dilations)], strict=True)
-        levels = np.array([np.quantile(values, quantile) for values, quantile in wanted])
-        weights.append(weight * slopes[:, None, None])
-        biases.append(0.5 - levels * slopes)
-    kernels = [(torch.from_numpy(w), torch.from_numpy(b)) for w, b in zip(weights, biases, strict=True)]
-    found = _features(x, dilations, kernels).numpy()
-    return _Drawn(dilations, weights, biases, found.mean(axis=0), found.std(axis=0) + 1e-2)
+        levels = [np.quantile(y[:, place], quantile) for place, quantile in enumerate(quantiles[rows])]
+        kernels.append((channels_of, weight * slopes[:, None, None], 0.5 - np.array(levels) * slopes))
+    found = _features(x, dilations, [[*map(torch.from_numpy, each)] for each in kernels]).numpy()
+    return _Drawn(dilations, kernels, found.mean(axis=0), found.std(axis=0) + 1e-2)
 
 
-def synthetic(count: int, channels: int, length: int, rng: np.random.Generator) -> Doubles:
+def synthetic(count: int, channels: int, length: int, key: Tensor) -> Doubles:
     """Standardised windows [count, C, T] like those of sensors: noise and a periodic part of random spectra, amplitudes and levels."""
     each, both, bins = (count, 1, 1), (count, channels, 1), length // 2 + 1
-    spectrum = rng.standard_normal((count, channels, bins)) + 1j * rng.standard_normal(
-        (count, channels, bins)
-    )
-    spectrum *= np.maximum(np.arange(bins), 1.0) ** -rng.uniform(0, 1.5, each)
+    spectrum = _normal(key, 0, count, channels, bins) + 1j * _normal(key, 1, count, channels, bins)
+    spectrum *= np.maximum(np.arange(bins), 1.0) ** (-1.5 * _uniform(key, 2, *each))
     spectrum[..., 0] = 0
     noise = np.fft.irfft(spectrum, length)
-    cycles = np.exp(rng.uniform(0, np.log(max(length / 16, 2)), each)) * np.arange(length) / length
+    cycles = max(length / 16, 2) ** _uniform(key, 3, *each) * np.arange(length) / length
     waves = (
-        rng.standard_normal(both)
-        / harmonic
-        * np.sin(2 * np.pi * (harmonic * cycles + rng.uniform(0, 1, both)))
-        for harmonic in (1, 2, 3)
+        _normal(key, 10 + k, *both) / k * np.sin(2 * np.pi * (k * cycles + _uniform(key, 20 + k, *both)))
+        for k in (1, 2, 3)
     )
-    share = rng.uniform(0, 1, each)
+    share = _uniform(key, 4, *each)
     x = share * sum(waves) + (1 - share) * noise / noise.std(axis=2, keepdims=True)
-    x = x * np.exp(rng.normal(0, 0.7, each) + rng.normal(0, 0.7, both)) + rng.standard_normal(both)
+    x = x * np.exp(0.7 * (_normal(key, 5, *each) + _normal(key, 6, *both))) + _normal(key, 7, *both)
     standardised: Doubles = (x - x.mean(axis=(0, 2), keepdims=True)) / x.std(axis=(0, 2), keepdims=True)
     return standardised
+
+
+def _uniform(key: Tensor, number: int, *shape: int) -> Doubles:
+    found: Doubles = uniform(fold(key, number), *shape).double().numpy()
+    return found
+
+
+def _normal(key: Tensor, number: int, *shape: int) -> Doubles:
+    found: Doubles = normal(fold(key, number), *shape).double().numpy()
+    return found

@@ -1,6 +1,14 @@
 """Exercises by a watch: 10 persons, 7 exercises, both arms, 6 channels at 50 Hz, from the user's own copy of seglearn's watch data.
 
 python -m tools.study.imu convert watch_dataset.npy --out DIR    DIR/csv/personNN/CLASS/{left,right}.csv and DIR/data/watch.npz
+python -m tools.study.imu run --data DIR/data                    accuracies of a tenth person whom the fleet of nine has never seen
+python -m tools.study.imu run --data DIR/data --methods fedavg --persons 3 --rounds 20
+
+Nine persons are clients of a simulation, which trains the method and makes its fleet's head; for `random-kernels` nothing but the head is
+trained, and the class statistics of the nine ("statistics") make another one, as a fleet of devices does. The tenth has k labels of each
+exercise. Two tests: `same` takes all other windows of the person; they are from the recordings that have labels, and half of a window may
+be in a labelled one. `other arm` takes labels from one arm and windows of the other one. The data have one recording of each exercise and
+arm, so neither is a new session of the same arm.
 
 The file `seglearn/data/watch_dataset.npy` is in seglearn's wheel (BSD; D. Burns et al., arXiv:1802.01489). It is a pickled array, of which
 only numbers and lists are read: any other object in it is an error, and its sha256 is checked first.
@@ -10,23 +18,49 @@ import argparse
 import codecs
 import hashlib
 import io
+import logging
 import pickle  # noqa: TID251 - restricted to what makes arrays
-from collections.abc import Sequence
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from edge_fl.data.samples import Array
+from edge_fl import heads, metrics
+from edge_fl.console import tables
+from edge_fl.console.tables import Table
+from edge_fl.data import datasets
+from edge_fl.data.partition import Split
+from edge_fl.data.samples import Array, Dataset, Indices
 from edge_fl.errors import DataError
 from edge_fl.files import npz
+from edge_fl.heads import HeadPlan
+from edge_fl.heads.class_statistics import sums
+from edge_fl.heads.class_statistics.prior import PRIOR
+from edge_fl.heads.fleet import FLEET
+from edge_fl.heads.head import Extras
+from edge_fl.heads.plan import PLAIN
 from edge_fl.inputs import InputSpec
+from edge_fl.learn.tree import to_arrays
+from edge_fl.methods.contract.tiers import head_plan
+from edge_fl.wire import tensors
+from edge_fl_lab.newcomers import features
+from edge_fl_lab.research import run
+from edge_fl_lab.trained import TrainedRun
+from edge_fl_server.release import fleet_head
 
 SHA256 = "eb122f23cdf06ef6bd6c6c5312958ec5cf9d038e2e6d457b8081662c75a42537"
 RATE, WINDOW, HOP = 50.0, 200, 100
 NAMES, UNITS = ("ax", "ay", "az", "gx", "gy", "gz"), ("g", "g", "g", "rad/s", "rad/s", "rad/s")
 SIDES = ("left", "right")
+KERNELS = "random-kernels"
+LABELS, TESTS = (0, 1, 3, 10), ("same", "other arm")
 
 
 class Recording(NamedTuple):
@@ -116,18 +150,141 @@ def convert(path: Path, out: Path) -> None:
     npz.write(out / "data" / "watch.npz", windows(found))
 
 
+def starts(dataset: Dataset, person: int, seed: int, test: str) -> tuple[dict[int, Indices], Indices]:
+    """Rows with k labels of each exercise, by k, and rows for testing."""
+    rng, samples = np.random.default_rng([seed, person]), dataset.samples
+    assert dataset.domains is not None
+    rows = np.flatnonzero(dataset.domains == person)
+    own, rest = rows, rows
+    if test == "other arm":  # recordings of a person and an exercise: left, right
+        left = np.isin(samples.groups, np.unique(samples.groups)[::2])
+        own, rest = (rows[left[rows] == side] for side in (seed % 2 == 0, seed % 2 == 1))
+    drawn = [rng.permutation(own[samples.y[own] == label])[: max(LABELS)] for label in range(7)]
+    labelled = {k: np.concatenate([each[:k] for each in drawn]) for k in LABELS}
+    return labelled, np.setdiff1d(rest, labelled[max(LABELS)])
+
+
+def trained(name: str, dataset: Dataset, data: Path, person: int, seed: int, rounds: int) -> TrainedRun:
+    """A method trained by the other nine in a simulation; `KERNELS` trains a shared head on fixed features."""
+    assert dataset.domains is not None
+    others = [np.flatnonzero(dataset.domains == who) for who in range(10) if who != person]
+    names, none = tuple(f"c{number}" for number in range(9)), (np.empty(0, np.int64),) * 9
+    split = Split(
+        len(dataset.samples),
+        names,
+        tuple(each[:-1] for each in others),
+        none,
+        tuple(each[-1:] for each in others),
+    )
+    kernels = name == KERNELS
+    settings = {"model": {"name": KERNELS, "options": {"seed": seed}} if kernels else {"name": "cnn1d"}}
+    settings |= {
+        "method.epochs": 2,
+        "method.optimiser": {"name": "adam", "lr": 0.001},
+        "data.data_dir": str(data),
+    }
+    settings |= {"evaluate_every": 0, "device": "cpu"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return run("fedavg" if kernels else name, dataset.name, clients=split, rounds=1 if kernels else rounds,
+                   seed=seed, engine="sequential", settings=settings).trained  # fmt: skip
+
+
+def heads_of(
+    found: TrainedRun, dataset: Dataset, person: int, name: str
+) -> tuple[Array, dict[str, tuple[HeadPlan, Extras]]]:
+    """Features of all windows as a device computes them, and by name the plans and extras of a release."""
+    z, y, domains = (
+        features(found.method, found.shared, dataset.samples, "cpu").numpy(),
+        dataset.samples.y,
+        dataset.domains,
+    )
+    each = [
+        (z[rows], y[rows]) for rows in (np.flatnonzero(domains == who) for who in range(10) if who != person)
+    ]
+    plan, extras = head_plan(found.method, 32, collect=False), {}
+    for part in () if name == KERNELS else ("head", "global_head"):
+        if found.shared.get(part):
+            extras, plan = {part: to_arrays({part: found.shared[part]})[part]}, replace(plan, fleet=part)
+    extra = fleet_head.of_features(each, 7, plan, extras)
+    releases = {
+        "simulated": (replace(PLAIN, fleet=FLEET, shares=extra.shares), tensors.unpack(extra.payload))
+    }
+    parts = [sums.of(u, c, 7, sums.uncounted(sums.keys_of(u), c, {})) for u, c in each]
+    prior = sums.from_flat(np.sum([one.flat for one in parts], axis=0), parts[0].shape)
+    releases["statistics"] = HeadPlan("cosine", fleet=PRIOR), {PRIOR: prior.arrays()}
+    return z, {"own": (HeadPlan("cosine"), {}), **releases}
+
+
+def cells(
+    names: Sequence[str], data: Path, seeds: int, persons: int, rounds: int
+) -> Iterator[tuple[str, str, int, str, float]]:
+    """Network or method, head, labels of each exercise, test, and accuracy in per cent, of each person and seed."""
+    dataset = datasets.load("watch", data)
+    for name, seed, person in product(names, range(seeds), range(persons)):
+        found = trained(name, dataset, data, person, seed, rounds)
+        z, releases = heads_of(found, dataset, person, name)
+        y, groups = dataset.samples.y, dataset.samples.groups
+        for test, (kind, (plan, extras)) in product(TESTS, releases.items()):
+            labelled, tests = starts(dataset, person, seed, test)
+            for k, rows in labelled.items():
+                if kind == "own" and not k:
+                    continue
+                asked = tests if k else np.flatnonzero(dataset.domains == person)
+                head = heads.fit("logistic", z[rows], y[rows], 7, unit_norm=found.method.unit_norm, plan=plan,
+                                 extras=extras, groups=groups[rows])  # fmt: skip
+                yield (
+                    name,
+                    kind,
+                    k,
+                    test,
+                    100 * metrics.accuracy(head.logits(z[asked]).argmax(axis=1), y[asked]),
+                )
+
+
+def table(found: Iterable[tuple[str, str, int, str, float]]) -> Table:
+    """Means and standard errors over persons and seeds."""
+    values: dict[tuple[str, str, str], dict[int, list[float]]] = {}
+    for name, kind, k, test, accuracy in found:
+        values.setdefault((name, kind, test), {each: [] for each in LABELS})[k].append(accuracy)
+    rows = [
+        [*key, str(len(by[1])), *(f"{np.mean(v):.1f}" if v else "-" for v in by.values())]
+        for key, by in values.items()
+    ]
+    headings = ["network or method", "head", "test", "n", *map(str, LABELS)]
+    notes = [
+        "n persons times seeds; columns: labels of each exercise. Without labels all windows of the person are tested."
+    ]
+    return Table(headings, rows, "Accuracy, %", notes, headings[3:])
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a part."""
-    parser = argparse.ArgumentParser(
-        "python -m tools.study.imu", None, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m tools.study.imu", None, __doc__, formatter_class=formatter)
     parts = parser.add_subparsers(required=True, dest="part")
     part = parts.add_parser("convert")
     part.add_argument("file", type=Path)
     part.add_argument("--out", type=Path, default=Path("imu"))
+    part = parts.add_parser("run")
+    part.add_argument("--data", type=Path, default=Path("imu/data"), help="folder of watch.npz")
+    part.add_argument(
+        "--methods", default=KERNELS, help=f"comma-separated: {KERNELS}, or methods that train cnn1d"
+    )
+    part.add_argument("--seeds", type=int, default=3)
+    part.add_argument("--persons", type=int, default=10)
+    part.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args(arguments)
-    convert(options.file, options.out)
+    if options.part == "convert":
+        convert(options.file, options.out)
+        return
+    with threadpool_limits(1):
+        found = cells(
+            options.methods.split(","), options.data, options.seeds, options.persons, options.rounds
+        )
+        sys.stdout.write(tables.markdown(table(found)) + "\n")
 
 
 if __name__ == "__main__":
+    logging.getLogger("edge_fl_server").setLevel(logging.ERROR)
     main()

@@ -69,7 +69,7 @@ def store(
     **options: Any,
 ) -> ClientStore:
     """The toy federation as the engines get it, under a method."""
-    clients = toy.clients()
+    clients, input = toy.clients(), toy.INPUT if toy.kind == "picture" else toy.SERIES
     parts = [part for c in clients.values() for part in (c.data.train, c.data.validation, c.data.test)]
     rows = np.split(np.arange(sum(map(len, parts))), np.cumsum([len(part) for part in parts])[:-1])
     split = Split(
@@ -77,7 +77,7 @@ def store(
     )
     usual = MethodConfig(name, 1, 8, OptimiserConfig("sgd", 0.01, momentum=momentum), options)
     config = msgspec.structs.replace(usual, **STEADIER.get(name, {}))
-    spec = MethodSpec(model, toy.INPUT, [str(label) for label in range(toy.CLASSES)], config, 3)
+    spec = MethodSpec(model, input, [str(label) for label in range(toy.CLASSES)], config, 3)
     x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
     return ClientStore(ClientSettings(spec, tuple(clients), precision), x, y, split)
 
@@ -148,6 +148,17 @@ def test_the_vectorised_engine_equals_the_reference_to_rounding(name: str) -> No
     fleet = vectorised(at)
     assert difference(trained(at, fleet), trained(at, sequential(at))) < TOLERANCE
     assert bool(fleet.fallback) == (name in CANNOT_BE_VECTORISED)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedrir", "repper"])
+@pytest.mark.parametrize(
+    "model", [ModelConfig("cnn1d", {"width": 4}), ModelConfig("random-kernels", {"feature_dim": 12})]
+)
+def test_engines_agree_on_a_series(name: str, model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy, "kind", "series")
+    at = store(name, model)
+    fleet, expected = vectorised(at), trained(at, sequential(at))
+    assert not fleet.fallback and difference(trained(at, fleet), expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("norm", [True, False], ids=["autograd", "closed-form"])
