@@ -6,7 +6,7 @@ gives the share of values above its bias. As a kernel's weights sum to 0, the me
 
 Different from MiniRocket: a share counts values near the bias in part (RAMP), because with a step the last bit of a sum would change a
 feature; biases and the scale of features are those of synthetic windows, so that a server without data draws the same network; and few
-kernels, each with a bias of its own, so that class statistics hold the covariance of all features (docs/models.md has figures).
+kernels, each with a bias of its own (docs/models.md has figures).
 All is drawn by hashes (`edge_fl.learn.random`) and equal on every machine, whatever its version of NumPy.
 """
 

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from edge_fl.errors import StatisticsError
 from edge_fl.heads.class_statistics.sums import (
     SHORTEST,
-    WHOLE,
     Doubles,
     Labels,
     Statistics,
@@ -44,8 +43,7 @@ Mask = NDArray[np.bool_]
 
 PRIOR = "prior"
 """Name of the extra with the fleet's statistics."""
-DISCRIMINANT_RIDGE, WHOLE_RIDGE = 0.015, 0.2
-"""Added to every variance: where the second moment is known in some directions only; where it is whole, in units of 1 / d."""
+DISCRIMINANT_RIDGE = 0.015
 STEADY = 4.0
 """Classes with labels at which the device's centre is half its own and half the fleet's."""
 LEAST_COUNT = 0.5
@@ -77,11 +75,9 @@ def trusted_classes(prior: Statistics, classes: Labels, own: Doubles, pictures: 
 
 
 def _solve(x: Doubles, values: Doubles, vectors: Doubles, rest: float) -> Doubles:
-    """x [k, d] times the inverse of the covariance within classes plus a ridge."""
-    whole = len(vectors) == x.shape[1] and len(vectors) in WHOLE
-    ridge = WHOLE_RIDGE / len(vectors) if whole else DISCRIMINANT_RIDGE
-    inside, others = project(x, len(vectors)), rest + ridge
-    scaled = (inside @ vectors) / (values + ridge) @ vectors.T - inside / others
+    """x [k, d] times the inverse of the covariance within classes plus DISCRIMINANT_RIDGE."""
+    inside, others = project(x, len(vectors)), rest + DISCRIMINANT_RIDGE
+    scaled = (inside @ vectors) / (values + DISCRIMINANT_RIDGE) @ vectors.T - inside / others
     return np.asarray(lift(scaled, x.shape[1]) + x / others)
 
 

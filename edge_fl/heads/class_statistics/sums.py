@@ -35,8 +35,6 @@ MAX_BYTES = 200_000
 NUMBER_BYTES = 6
 """Bytes of one number in a secure sum (48-bit fixed point)."""
 PROJECTED = 128
-WHOLE = range(32, 129)
-"""Dimensions of features whose second moment is not projected: of fewer, the limit on bytes loses little."""
 LEAST_PROJECTED = 8
 NAMES = 350
 """Numbers of 2 bytes that the names and sizes in an extra, and its description in a manifest, take."""
@@ -81,8 +79,8 @@ class Shape:
 def shape_of(classes: int, dim: int) -> Shape:
     """The sizes for features of `dim` dimensions, within MAX_BYTES.
 
-    Of WHOLE dimensions the second moment is not projected. Of others an extra adds at most 4 bytes for each class and dimension to a
-    release; where the second moment would lose more than half, its names and its description come on top.
+    An extra adds at most 4 bytes for each class and dimension to a release; of small networks, where the second moment would lose more than
+    half, its names and its description come on top.
 
     Raises StatisticsError for too many classes or dimensions.
     """
@@ -91,7 +89,7 @@ def shape_of(classes: int, dim: int) -> Shape:
     )  # numbers of 2 bytes, after the means, the centre and the counts
     spare -= NAMES if spare > 2 * NAMES else 0
     fitting = int((np.sqrt(max(8 * spare + 1, 1)) - 1) / 2)
-    projected = dim if dim in WHOLE else min(PROJECTED, dim, max(fitting, LEAST_PROJECTED))
+    projected = min(PROJECTED, dim, max(fitting, LEAST_PROJECTED))
     width = (MAX_BYTES // NUMBER_BYTES - _triangle(projected) - dim) // classes - 1
     if width < min(LEAST_WIDTH, dim):
         raise StatisticsError(

@@ -81,13 +81,10 @@ def test_an_extra_of_noise_alone_is_finite() -> None:
 
 
 @pytest.mark.parametrize(("classes", "dim"), [(2, 1280), (7, 1280), (100, 1280), (10, 64), (3, 512)])
-def test_an_extra_has_at_most_4_bytes_for_each_class_and_dimension_or_the_whole_moment(
-    classes: int, dim: int
-) -> None:
+def test_an_extra_has_at_most_4_bytes_for_each_class_and_dimension(classes: int, dim: int) -> None:
     shape = sums.shape_of(classes, dim)
     found = sums.from_flat(np.ones(shape.length), shape).arrays()
-    whole = 2 * (classes * (dim + 2) + dim * (dim + 3) // 2) if dim in sums.WHOLE else 0
-    assert len(tensors.pack({"prior": found})) <= max(4 * classes * dim, whole) + 400
+    assert len(tensors.pack({"prior": found})) <= 4 * classes * dim + 400
 
 
 @pytest.mark.parametrize(("classes", "dim"), [(3, 300), (30, 1280), (2, 16)])
@@ -105,23 +102,14 @@ def test_statistics_of_a_longer_list_of_classes_stay_sums(classes: int, dim: int
     assert total.without(each[0]).flat == pytest.approx(parts[1] + parts[2])
     assert total.counts.tolist() == [*sum(one.counts for one in each), 0, 0]
     assert np.linalg.eigvalsh(total.moment)[0] > -1e-9
-    assert np.trace(total.moment) < total.counts.sum() + 1e-6
+    assert np.trace(total.moment) < total.counts.sum()
     with pytest.raises(StatisticsError, match="expected Shape"):
         total.resized(each[0].shape)
 
 
 @pytest.mark.parametrize(
     ("classes", "dim", "projected"),
-    [
-        (7, 1280, 120),
-        (10, 1280, 128),
-        (100, 1280, 128),
-        (10, 512, 91),
-        (2, 8, 8),
-        (2, 128, 128),
-        (1024, 128, 128),
-        (500, 768, 128),
-    ],
+    [(7, 1280, 120), (10, 1280, 128), (100, 1280, 128), (10, 512, 91), (2, 8, 8), (500, 768, 128)],
 )
 def test_a_message_has_at_most_200_kb(classes: int, dim: int, projected: int) -> None:
     shape = sums.shape_of(classes, dim)
@@ -144,7 +132,7 @@ def test_pictures_of_one_class_are_an_error() -> None:
         sums.of(z[y == 1], y[y == 1], CLASSES)
 
 
-@pytest.mark.parametrize("dim", [150, 300])
+@pytest.mark.parametrize("dim", [100, 300])
 def test_left_out_classes_leave_the_statistics_of_the_others(dim: int) -> None:
     z, y = (part[:dim] if part.ndim == 1 else part[:, :dim] for part in pictures(0))
     y = y[: len(z)]

@@ -142,7 +142,7 @@ def test_it_is_the_linear_discriminant_of_the_features_themselves() -> None:
     )  # nothing is projected
     given = prior.discriminant(found, np.empty((0, 100)), np.empty(0, int))
     means = members.T @ u / 40
-    within = (u - means[y]).T @ (u - means[y]) / len(u) + prior.WHOLE_RIDGE / 100 * np.eye(100)
+    within = (u - means[y]).T @ (u - means[y]) / len(u) + prior.DISCRIMINANT_RIDGE * np.eye(100)
     weights = np.linalg.solve(within, means.T).T
     length = np.sqrt(1 - style @ style)
     assert given.known.all() and given.centre == pytest.approx(style)

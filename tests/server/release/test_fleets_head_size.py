@@ -10,7 +10,7 @@ from edge_fl.blob import describe
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
 from edge_fl.heads.class_statistics import sums
 from edge_fl.heads.class_statistics.prior import PRIOR
-from edge_fl.heads.class_statistics.sums import ADDED, DEVICES, LEFT_OUT
+from edge_fl.heads.class_statistics.sums import ADDED, DEVICES, LEFT_OUT, NAMES
 from edge_fl.heads.fleet import FLEET
 from edge_fl.inputs import InputSpec
 from edge_fl.methods import build_method
@@ -100,5 +100,4 @@ def test_class_statistics_add_as_much_and_in_small_networks_their_names(
     blob, plan = describe(payload), replace(plain.heads, way="cosine", fleet=PRIOR)
     manifest = replace(plain, extras={PRIOR: blob}, heads=plan)
     found = added(tmp_path, (manifest, {**payloads, blob.sha256: payload}), plain)
-    whole = dim * (dim + 3) if dim in sums.WHOLE else 0  # the second moment and the centre
-    assert found <= max(4 * classes * dim, 2 * classes * dim + whole + 800 if whole else 0)
+    assert found <= 4 * classes * dim + (2 * NAMES if dim == 50 else 0)
