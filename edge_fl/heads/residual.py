@@ -28,6 +28,8 @@ LOG_PRIORS = np.array([0.0, -1.0, -2.0])
 FOLDS = 5
 STRENGTH, ITERATIONS = 1.0, 200
 LOWEST = -30.0
+"""What a logit is at least, from the highest one of the sample, where a residual is fitted: the zero of logits means nothing."""
+EXCLUDED = -1e6
 """Logit of a class that the served head excludes, where an MLP adds to it."""
 
 
@@ -66,8 +68,7 @@ def fit(kind: str, data: TrainingSet, served: Estimate) -> Estimate:
     residual, combine = KINDS[kind]
     head = served.head
     assert isinstance(head, Adapted)
-    base = np.maximum(head.logits(data.z), LOWEST).astype(np.float32)
-    held = np.maximum(served.logits, LOWEST)
+    base, held = _limited(head.logits(data.z)).astype(np.float32), _limited(served.logits)
     y = data.y[served.rows]
     added = np.zeros_like(held)
     for fold in _folds(served):
@@ -83,6 +84,10 @@ def fit(kind: str, data: TrainingSet, served: Estimate) -> Estimate:
     return replace(
         served, head=combine(head, residual(data, base, head)[1], share), logits=served.logits + share * added
     )
+
+
+def _limited(logits: Doubles | Features) -> Doubles:
+    return np.asarray(np.maximum(logits, logits.max(axis=1, keepdims=True) + LOWEST), np.float64)
 
 
 Logits = Callable[[Features], Features]
@@ -103,7 +108,7 @@ def _with_mlp(head: Adapted, found: object, share: float) -> Head:
         head.extractor,
         mlp=found.times(share),
         linear=linear,
-        linear_bias=np.where(np.isfinite(bias), bias, LOWEST).astype(np.float32),
+        linear_bias=np.where(np.isfinite(bias), bias, EXCLUDED).astype(np.float32),
         directed=np.array([head.directed], np.float32),
     )
 

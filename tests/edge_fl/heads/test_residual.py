@@ -33,6 +33,16 @@ def test_it_is_about_as_good_as_the_served_head(kind: str, total: int) -> None:
     assert with_it > without - 1.5
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shift", [-100.0, 100.0])
+def test_a_constant_on_all_logits_of_the_fleets_head_changes_nothing(kind: str, shift: float) -> None:
+    shifted = {"head": {"weight": EXTRAS["head"]["weight"], "bias": EXTRAS["head"]["bias"] + shift}}
+    rows = device(0, 4, np.array([0, 1, 2]))
+    for options in ({}, {"closed": True}):
+        found, expected = (heads.fitted(kind, given(rows, extras, **options)) for extras in (shifted, EXTRAS))
+        assert np.mean(found.predict(Z) == expected.predict(Z)) > 0.99
+
+
 def rings(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Three classes by their distance from the centre, which no linear head tells apart."""
     rng = np.random.default_rng(seed)
