@@ -28,8 +28,6 @@ FLEET = "fleet"
 """Name of the extra with a head that the server computed."""
 SCALE = "scale"
 """Name of an extra with a factor on the logits of the method's head (FedETF)."""
-SHRINKAGE = 1.0
-"""Share of the mean variance that is added to every variance of a covariance within classes (docs/personal-heads.md)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +36,7 @@ class FleetHead:
 
     directed: whether φ is `direction`. known bool [C]: classes that the fleet has samples of. centre [d]: of φ(z) on this device, as far as
     it is known. samples: how many samples of each class it was fitted on, the harmonic mean over classes; infinite if that is unknown.
+    spread [d]: the standard deviation of each feature in the fleet; 1 if that is unknown.
     """
 
     weights: Doubles
@@ -47,6 +46,7 @@ class FleetHead:
     known: NDArray[np.bool_]
     centre: Doubles
     samples: float = np.inf
+    spread: Doubles | float = 1.0
 
     def space(self, z: Features) -> Doubles:
         """φ(z), float64 [n, d]."""
@@ -131,8 +131,9 @@ def received(data: TrainingSet) -> FleetHead | None:
     shares = np.asarray(plan.shares, np.float64)
     if bias.shape != weight.shape[:1] or len(shares) not in (0, len(weight)):
         raise _unfit(plan.fleet, arrays, f"weight [{classes}, {dim}], bias and class shares [{classes}]")
-    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
-        raise _unfit(plan.fleet, arrays, "finite numbers")
+    spread = arrays.get("spread", np.ones(dim))
+    if spread.shape != (dim,) or not all(np.isfinite(each).all() for each in (weight, bias, spread)):
+        raise _unfit(plan.fleet, arrays, f"finite numbers, and spread [{dim}] if there is one")
     factor = 1.0
     if plan.fleet != FLEET:
         factor = plan.times * (float(data.extras[SCALE]["s"]) if SCALE in data.extras else 1.0)
@@ -145,7 +146,8 @@ def received(data: TrainingSet) -> FleetHead | None:
     weights = np.pad(factor * weight.astype(np.float64), ((0, more), (0, 0)))
     lowest = float(bias.min()) * factor if more else 0.0
     padded = np.pad(factor * bias.astype(np.float64), (0, more), constant_values=lowest)
-    return FleetHead(weights, padded, shares / shares.sum(), False, known, np.zeros(dim))
+    shares, spread = shares / shares.sum(), np.maximum(spread.astype(np.float64), 1e-6)
+    return FleetHead(weights, padded, shares, False, known, np.zeros(dim), spread=spread)
 
 
 def nothing(data: TrainingSet, unused: FleetHead | None = None) -> FleetHead:
@@ -155,14 +157,14 @@ def nothing(data: TrainingSet, unused: FleetHead | None = None) -> FleetHead:
     return FleetHead(zero, np.zeros(classes), uniform, directed, np.zeros(classes, bool), zero[0])
 
 
-def discriminant(means: Doubles, covariance: Doubles) -> tuple[Doubles, Doubles]:
+def discriminant(means: Doubles, covariance: Doubles, shrinkage: float = 1.0) -> tuple[Doubles, Doubles]:
     """The linear discriminant of class means [C, d] and one covariance within classes [d, d] -> weights [C, d], bias [C].
 
-    Its logits are the logarithms of class probabilities for equal class shares, up to a constant. Shrinkage makes them flatter than the
-    covariance alone, which the factor takes back in part.
+    shrinkage: share of the mean variance that is added to every variance. The logits are the logarithms of class probabilities for equal
+    class shares, up to a constant. Shrinkage makes them flatter than the covariance alone, which the factor takes back in part.
     """
-    shrunk = covariance + SHRINKAGE * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
-    weights = np.sqrt(1 + SHRINKAGE) * np.linalg.solve(shrunk, means.T).T
+    shrunk = covariance + shrinkage * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
+    weights = np.sqrt(1 + shrinkage) * np.linalg.solve(shrunk, means.T).T
     return weights, -0.5 * (weights * means).sum(axis=1)
 
 

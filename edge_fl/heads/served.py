@@ -42,11 +42,10 @@ PSEUDO_COUNT = 2.0
 """α: labels of each class that a device is assumed to have besides its own."""
 UNLABELLED_COUNT = 0.5
 """What a sample without a label counts as."""
-STRENGTHS: tuple[float, ...] = (np.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
-DIRECTED_STRENGTHS = (*STRENGTHS, 0.01)
-"""λ around the fleet's head, for features and for their directions."""
+STRENGTHS: tuple[float, ...] = (np.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
+"""λ around the fleet's head."""
 OWN_STRENGTHS = (30.0, 3.0, 1.0)
-USUAL, USUAL_DIRECTED = 3.0, 0.1
+USUAL, USUAL_DIRECTED = 0.5, 0.1
 DECAY = 1.0
 """The λ with the highest prior, for features and for their directions, and what each factor √10 from it takes off the logarithm of the
 prior. An infinite λ counts as 30."""
@@ -217,19 +216,17 @@ class _Fit:
         designs, ones = [], np.ones((n, 1))
         believed = min(1.0, self.fleet.samples / ENOUGH) if self.has_fleet else 1.0
         if self.has_fleet:
-            centred = self.v - self.fleet.centre
+            centred = (self.v - self.fleet.centre) / self.fleet.spread
             length = max(float(np.sqrt(np.square(centred).sum(axis=1).mean())), 1e-12)
-            strengths, usual = STRENGTHS, USUAL
-            if self.fleet.directed:
-                strengths, usual = DIRECTED_STRENGTHS, USUAL_DIRECTED
-            steps = np.abs(np.log10(np.minimum(strengths, 30.0) / (usual * believed))) * 2
+            usual = believed * (USUAL_DIRECTED if self.fleet.directed else USUAL)
+            steps = np.abs(np.log10(np.minimum(STRENGTHS, 30.0) / usual)) * 2
             designs.append(
                 _Design(
                     self.v @ self.fleet.weights.T + self.fleet.bias,
                     np.hstack([centred / length, ones]),
-                    np.full(dim, length),
+                    np.full(dim, length) * self.fleet.spread,
                     self.fleet.centre,
-                    strengths,
+                    STRENGTHS,
                     -DECAY * steps,
                     (self.fleet.weights, self.fleet.bias),
                     True,

@@ -38,10 +38,10 @@ Doubles = NDArray[np.float64]
 
 
 class _Drawn(NamedTuple):
-    """dilations; of the kernels of each: channels [k, C, 1], weights [k, 1, 9] and bias [k]; mean and spread of the features [d]."""
+    """dilations; of the kernels of each: channels [k, C, 1], weights [k, 1, 9], slopes and biases [k, 1]; of features: mean, spread [d]."""
 
     dilations: tuple[int, ...]
-    kernels: list[tuple[Doubles, Doubles, Doubles]]
+    kernels: list[tuple[Doubles, ...]]
     mean: Doubles
     spread: Doubles
 
@@ -52,7 +52,7 @@ class RandomKernels(nn.Module):
     mean: Tensor
     spread: Tensor
 
-    def __init__(self, input: InputSpec, feature_dim: int = 128, seed: int = 0) -> None:
+    def __init__(self, input: InputSpec, feature_dim: int = 1000, seed: int = 0) -> None:
         super().__init__()
         if input.kind != "series":
             raise MethodError(
@@ -71,25 +71,21 @@ class RandomKernels(nn.Module):
             self.register_buffer(name, torch.from_numpy(values).float(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        kernels = [[getattr(self, f"kernels{i}_{j}") for j in range(3)] for i in range(len(self.dilations))]
+        kernels = [[getattr(self, f"kernels{i}_{j}") for j in range(4)] for i in range(len(self.dilations))]
         return (_features(x, self.dilations, kernels) - self.mean) / self.spread
 
 
 def _features(x: Tensor, dilations: Sequence[int], kernels: Sequence[Sequence[Tensor]]) -> Tensor:
     found = [x.mean(2)]
-    for dilation, (channels, weight, bias) in zip(dilations, kernels, strict=True):
-        found.append(_responses(x, dilation, channels, weight, bias).clamp(0, 1).mean(2))
+    for dilation, (channels, weight, slope, bias) in zip(dilations, kernels, strict=True):
+        found.append((_responses(x, dilation, channels, weight) * slope + bias).clamp(0, 1).mean(2))
     return torch.cat(found, dim=1)
 
 
-def _responses(
-    x: Tensor, dilation: int, channels: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> Tensor:
+def _responses(x: Tensor, dilation: int, channels: Tensor, weight: Tensor) -> Tensor:
     """Windows [N, C, T] -> results of kernels [N, k, T]; the sum of the channels comes first, so that each kernel has nine weights."""
-    mixed = F.conv1d(x, channels)
-    return F.conv1d(
-        mixed, weight, bias, padding=LENGTH // 2 * dilation, dilation=dilation, groups=len(weight)
-    )
+    mixed, padding = F.conv1d(x, channels), LENGTH // 2 * dilation
+    return F.conv1d(mixed, weight, padding=padding, dilation=dilation, groups=len(weight))
 
 
 @lru_cache(maxsize=8)
@@ -105,14 +101,14 @@ def _drawn(channels: int, length: int, feature_dim: int, seed: int) -> _Drawn:
     sizes = 2 ** (_uniform(key, 2, count, 1) * np.log2(min(channels, LENGTH) + 1))
     chosen = _uniform(key, 3, count, channels).argsort(axis=1).argsort(axis=1) < np.floor(sizes)
     quantiles = np.arange(1, count + 1) * (np.sqrt(5) - 1) / 2 % 1  # spread evenly, as in MiniRocket
-    kernels: list[tuple[Doubles, Doubles, Doubles]] = []
+    kernels = list[tuple[Doubles, ...]]()
     for rows in (np.arange(number, count, len(dilations)) for number in range(len(dilations))):
         dilation, channels_of = dilations[len(kernels)], chosen[rows, :, None].astype(np.float64)
         weight = KERNELS[order[rows], None]
         y = _responses(x, dilation, torch.from_numpy(channels_of), torch.from_numpy(weight)).numpy()
         slopes = 1 / (RAMP * y.std(axis=(0, 2)))
-        levels = [np.quantile(y[:, place], quantile) for place, quantile in enumerate(quantiles[rows])]
-        kernels.append((channels_of, weight * slopes[:, None, None], 0.5 - np.array(levels) * slopes))
+        levels = np.array([np.quantile(y[:, place], each) for place, each in enumerate(quantiles[rows])])
+        kernels.append((channels_of, weight, slopes[:, None], 0.5 - (levels * slopes)[:, None]))
     found = _features(x, dilations, [[*map(torch.from_numpy, each)] for each in kernels]).numpy()
     return _Drawn(dilations, kernels, found.mean(axis=0), found.std(axis=0) + 1e-2)
 

@@ -257,6 +257,7 @@ def _without_adapters(method: Method, shared: Parts) -> nn.Module:
 
 
 def _trace(graph: nn.Module, batch: Tensor) -> onnx.ModelProto:
+    """The graph of a module; kernels of small whole numbers, as random ones are, have a byte for each of them."""
     with quiet("torch.onnx"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
@@ -270,4 +271,12 @@ def _trace(graph: nn.Module, batch: Tensor) -> onnx.ModelProto:
             verbose=False,
         )
     assert program is not None
-    return program.model_proto
+    model = program.model_proto
+    for tensor in model.graph.initializer:
+        values = onnx.numpy_helper.to_array(tensor)
+        if values.ndim > 2 and np.abs(values).max() < 128 and np.array_equal(values, np.rint(values)):
+            stored = onnx.numpy_helper.from_array(values.astype(np.int8), f"{tensor.name}_int8")
+            cast = onnx.helper.make_node("Cast", [stored.name], [tensor.name], to=tensor.data_type)
+            tensor.CopyFrom(stored)
+            model.graph.node.insert(0, cast)
+    return model

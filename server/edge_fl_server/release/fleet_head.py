@@ -1,5 +1,8 @@
 """The fleet's head from the features of simulated clients: a linear discriminant, or its mean with the method's shared head.
 
+A covariance from the clients knows nothing of how far another client's samples are from theirs, and its discriminant is too sure of them.
+So shrinkage and a factor on the logits are those with which the head of one half of the clients predicts the other half's samples best.
+
 Clients with different classes pull a shared head apart, while class means and a covariance are the same wherever the samples are. The mean
 of both heads' logits is near the better one (docs/personal-heads.md has figures), also where the shared head has hardly been trained.
 
@@ -7,17 +10,20 @@ Each client's part is a sum: the number of samples, the sum of the features and 
 could add up, and in a fleet of devices class statistics take its place (`edge_fl_server.orchestrate.class_statistics`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import product
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import logsumexp
 
 from edge_fl.data.samples import ClientData
 from edge_fl.heads import fleet, training_set
-from edge_fl.heads.head import Extras
+from edge_fl.heads.head import Extras, Features
+from edge_fl.heads.linear import Doubles
 from edge_fl.heads.plan import PLAIN, HeadPlan
 from edge_fl.learn.batches import in_batches
 from edge_fl.learn.tree import Parts, to_arrays
@@ -28,9 +34,11 @@ from edge_fl.wire import tensors
 NOTHING: Extras = MappingProxyType({})
 MOST = 500
 """Training samples of a client whose features are computed, the first ones: means and covariance need no more."""
+SHRINKAGES, FACTORS = (1.0, 0.3, 0.1), (1.0, 0.5, 0.25, 0.15, 0.1, 0.06)
+TESTED = 50
+"""Samples of a client on which shrinkage and factor are tested."""
 
-
-ClientFeatures = tuple[NDArray[np.float32], NDArray[np.int64]]
+ClientFeatures = tuple[Features, NDArray[np.int64]]
 
 
 class FleetExtra(NamedTuple):
@@ -63,30 +71,70 @@ def of_features(
 
     `plan` and `extras` are those of the method's release, whose linear head counts for half. Prototypes do not: they are class means, too.
     """
-    counts, totals, products = np.zeros(classes), None, None
-    for z, y in clients:
-        if not len(y):
-            continue
-        z, members = z.astype(np.float64), np.eye(classes)[y]
-        counts += members.sum(axis=0)
-        totals = members.T @ z + (0 if totals is None else totals)
-        products = z.T @ z + (0 if products is None else products)
-    assert totals is not None and products is not None  # a study has training images
-    means = totals / np.maximum(counts, 1)[:, None]
-    within = (products - (means.T * counts) @ means) / counts.sum()
-    weight, bias = fleet.discriminant(means, within)
-    weight[counts == 0], bias[counts == 0] = 0, bias[counts > 0].min()
+    halves, tests = [_Moments(*np.zeros(3))] * 2, (list[ClientFeatures](), list[ClientFeatures]())
+    for place, (z, y) in enumerate((z, y) for z, y in clients if len(y)):
+        some = slice(None, None, -(-len(y) // TESTED))
+        tests[place % 2].append((z[some], y[some]))
+        halves[place % 2] += _Moments.of(z, y, classes)
+    every = halves[0] + halves[1]
+    weight, bias, spread = every.discriminant(*_calibrated(halves, tests))
+    shares = every.counts / every.counts.sum()
     if "weight" in extras.get(plan.fleet, {}):
-        no_samples = np.empty((0, means.shape[1]), np.float32)
+        no_samples = np.empty((0, len(spread)), np.float32)
         shared = fleet.received(
             training_set(no_samples, np.empty(0, np.int64), classes, False, plan=plan, extras=extras)
         )
         assert shared is not None  # it is in the extras
         weight, bias = (weight + shared.weights) / 2, (bias + shared.bias) / 2
-    return FleetExtra(*_packed(weight, bias, counts))
+    return FleetExtra(_packed(weight, bias, spread), [round(float(share), 4) for share in shares])
 
 
-def _packed(weight: np.ndarray, bias: np.ndarray, counts: np.ndarray) -> tuple[bytes, list[float]]:
-    small = np.abs(weight).max() < np.finfo(np.float16).max / 2
-    arrays = {"weight": weight.astype(np.float16 if small else np.float32), "bias": bias.astype(np.float32)}
-    return tensors.pack({fleet.FLEET: arrays}), [round(float(share), 4) for share in counts / counts.sum()]
+class _Moments(NamedTuple):
+    """Sums over samples: the number [C] and the features [C, d] of each class, and the products of all features [d, d]."""
+
+    counts: Doubles
+    totals: Doubles
+    products: Doubles
+
+    @classmethod
+    def of(cls, z: Features, y: NDArray[np.int64], classes: int) -> Self:
+        wide, members = z.astype(np.float64), np.eye(classes)[y]
+        return cls(members.sum(axis=0), members.T @ wide, wide.T @ wide)
+
+    def __add__(self, other: "_Moments") -> "_Moments":  # type: ignore[override]
+        return _Moments(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+    def discriminant(self, shrinkage: float, factor: float) -> tuple[Doubles, Doubles, Doubles]:
+        """weight [C, d], bias [C] and the standard deviation of each feature [d], by which features are divided before shrinkage."""
+        counts, number = self.counts, self.counts.sum()
+        mean = self.totals.sum(axis=0) / number
+        variance = np.diag(self.products) / number - mean**2
+        spread = np.sqrt(np.maximum(variance, 0.01 * variance.mean() + 1e-9))
+        means = self.totals / np.maximum(counts, 1)[:, None] / spread
+        within = self.products / number / np.outer(spread, spread) - (means.T * counts / number) @ means
+        weight, bias = fleet.discriminant(means, within, shrinkage)
+        weight[counts == 0], bias[counts == 0] = 0, bias[counts > 0].min()
+        return factor * weight / spread, factor * bias, spread
+
+
+def _calibrated(halves: Sequence[_Moments], tests: Sequence[Sequence[ClientFeatures]]) -> tuple[float, float]:
+    """Shrinkage and factor with the least log-loss of the head of one half of the clients on samples of the other half's."""
+    if not all(np.any(half.counts) for half in halves):
+        return SHRINKAGES[0], FACTORS[0]
+    losses = np.zeros((len(SHRINKAGES), len(FACTORS)))
+    for (row, shrinkage), half in product(enumerate(SHRINKAGES), (0, 1)):
+        weight, bias, _ = halves[half].discriminant(shrinkage, 1.0)
+        for z, y in tests[1 - half]:
+            known = halves[half].counts[y] > 0
+            logits = np.multiply.outer(FACTORS, z[known] @ weight.T + bias)
+            right = np.take_along_axis(logits, y[None, known, None], axis=2)[..., 0]
+            losses[row] += (logsumexp(logits, axis=2) - right).sum(axis=1)
+    best = int(losses.argmin())
+    return SHRINKAGES[best // len(FACTORS)], FACTORS[best % len(FACTORS)]
+
+
+def _packed(weight: Doubles, bias: Doubles, spread: Doubles) -> bytes:
+    small = max(np.abs(weight).max(), spread.max()) < np.finfo(np.float16).max / 2
+    half = np.float16 if small else np.float32
+    arrays = {"weight": weight.astype(half), "bias": bias.astype(np.float32), "spread": spread.astype(half)}
+    return tensors.pack({fleet.FLEET: arrays})
