@@ -32,7 +32,8 @@ KERNELS = np.array(
 DILATIONS = 5
 RAMP = 1.0
 """Standard deviations of y over which a value counts in part."""
-WINDOWS = 64
+WINDOWS, VALUES = 64, 2**15
+"""Synthetic windows, and their values per channel, at most; at least 8 windows."""
 
 Doubles = NDArray[np.float64]
 
@@ -96,7 +97,9 @@ def _drawn(channels: int, length: int, feature_dim: int, seed: int) -> _Drawn:
     dilations = tuple(
         2**exponent for exponent in sorted({*np.linspace(0, longest, DILATIONS).astype(int).tolist()})
     )
-    x = torch.from_numpy(synthetic(WINDOWS, channels, length, fold(key, 0)))
+    x = torch.from_numpy(
+        synthetic(max(8, min(WINDOWS, VALUES // length)), channels, length, fold(key, 0))
+    ).float()
     order = _uniform(key, 1, -(-count // len(KERNELS)), len(KERNELS)).argsort(axis=1).ravel()[:count]
     sizes = 2 ** (_uniform(key, 2, count, 1) * np.log2(min(channels, LENGTH) + 1))
     chosen = _uniform(key, 3, count, channels).argsort(axis=1).argsort(axis=1) < np.floor(sizes)
@@ -105,11 +108,15 @@ def _drawn(channels: int, length: int, feature_dim: int, seed: int) -> _Drawn:
     for rows in (np.arange(number, count, len(dilations)) for number in range(len(dilations))):
         dilation, channels_of = dilations[len(kernels)], chosen[rows, :, None].astype(np.float64)
         weight = KERNELS[order[rows], None]
-        y = _responses(x, dilation, torch.from_numpy(channels_of), torch.from_numpy(weight)).numpy()
+        y = _responses(
+            x, dilation, *(torch.from_numpy(each).float() for each in (channels_of, weight))
+        ).numpy()
         slopes = 1 / (RAMP * y.std(axis=(0, 2)))
         levels = np.array([np.quantile(y[:, place], each) for place, each in enumerate(quantiles[rows])])
         kernels.append((channels_of, weight, slopes[:, None], 0.5 - (levels * slopes)[:, None]))
-    found = _features(x, dilations, [[*map(torch.from_numpy, each)] for each in kernels]).numpy()
+    found = _features(
+        x, dilations, [[torch.from_numpy(part).float() for part in each] for each in kernels]
+    ).numpy()
     return _Drawn(dilations, kernels, found.mean(axis=0), found.std(axis=0) + 1e-2)
 
 

@@ -1,6 +1,7 @@
-"""A Raspberry Pi made of an image and a userland; its first boot runs under emulation."""
+"""A board made of a userland, or a Raspberry Pi made of an image and a userland; its programs run under emulation."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,15 +19,11 @@ from tests.devices.flash import cards
 BOOT_S = 1800
 
 
-class Pi:
-    """`root` is its file system, with the content of `card` under /boot/firmware."""
+class Board:
+    """`root` is its file system."""
 
-    def __init__(self, card: Path, root: Path) -> None:
-        self.card, self.root = card, root
-        self.boot = root / "boot/firmware"
-        shutil.rmtree(self.boot)
-        self.boot.mkdir()
-        cards.mtools(card, "mcopy", "-s", "-m", "::/*", str(self.boot))
+    def __init__(self, root: Path) -> None:
+        self.root = root
 
     def run(self, *command: str, deadline_s: float = BOOT_S) -> str:
         """Run a command that must succeed and return its output."""
@@ -61,6 +58,33 @@ class Pi:
 
     def _apart(self, *command: str) -> list[str]:
         return [sys.executable, apart.__file__, str(self.root), *command]
+
+
+class Pi(Board):
+    """A board with the content of `card` under /boot/firmware."""
+
+    def __init__(self, card: Path, root: Path) -> None:
+        super().__init__(root)
+        self.card = card
+        self.boot = root / "boot/firmware"
+        shutil.rmtree(self.boot)
+        self.boot.mkdir()
+        cards.mtools(card, "mcopy", "-s", "-m", "::/*", str(self.boot))
+
+
+def resident(pid: int) -> tuple[int, int]:
+    """Resident bytes of an emulated process: those of its program, and those of the emulator, such as the code that it translated.
+
+    The emulator keeps the program's addresses, which end far below a terabyte; its own begin above.
+    """
+    program = emulator = 0
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if mapping := re.match(r"([0-9a-f]+)-[0-9a-f]+ ", line):
+            of_program = int(mapping[1], 16) < 2**40
+        elif found := re.match(r"Rss:\s+(\d+) kB", line):
+            program += 1024 * int(found[1]) * of_program
+            emulator += 1024 * int(found[1]) * (not of_program)
+    return program, emulator
 
 
 def require() -> None:

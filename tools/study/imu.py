@@ -3,12 +3,15 @@
 python -m tools.study.imu convert watch_dataset.npy --out DIR    DIR/csv/personNN/CLASS/{left,right}.csv and DIR/data/watch.npz
 python -m tools.study.imu run --data DIR/data                    accuracies of a tenth person whom the fleet of nine has never seen
 python -m tools.study.imu run --data DIR/data --methods fedavg --persons 3 --rounds 20
+python -m tools.study.imu fleet --data DIR/data                  the same over mosquitto, with devices that have CSV files
 
-Nine persons are clients of a simulation, which trains the method and makes its fleet's head; for `random-kernels` nothing but the head is
-trained, and the class statistics of the nine ("statistics") make another one, as a fleet of devices does. The tenth has k labels of each
-exercise. Two tests: `same` takes all other windows of the person; they are from the recordings that have labels, and half of a window may
-be in a labelled one. `other arm` takes labels from one arm and windows of the other one. The data have one recording of each exercise and
-arm, so neither is a new session of the same arm.
+Nine persons are clients of a simulation, which trains the method and makes its fleet's head; for `random-kernels` nothing is trained, and
+the class statistics of the nine ("statistics") make another head, as a fleet of devices does. The tenth has k labels of each exercise, a
+clip of 4 s each. Two tests: `later` takes labels from the first half of each recording and tests windows of the second half; a window
+across the middle is in neither. `other arm` takes labels from one arm and tests all windows of the other one.
+
+`fleet` does the same with `random-kernels` and `later` over a broker: a server releases what the nine made, three devices have 0, 1 and 10
+clips of each exercise in folders of CSV files, and `edge-fl device predict` predicts the test's clips.
 
 The file `seglearn/data/watch_dataset.npy` is in seglearn's wheel (BSD; D. Burns et al., arXiv:1802.01489). It is a pickled array, of which
 only numbers and lists are read: any other object in it is an error, and its sha256 is checked first.
@@ -16,15 +19,19 @@ only numbers and lists are read: any other object in it is an error, and its sha
 
 import argparse
 import codecs
+import csv
 import hashlib
 import io
 import logging
 import pickle  # noqa: TID251 - restricted to what makes arrays
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
+from subprocess import DEVNULL, Popen, check_output
 from typing import Any, NamedTuple
 
 import msgspec
@@ -60,7 +67,7 @@ RATE, WINDOW, HOP = 50.0, 200, 100
 NAMES, UNITS = ("ax", "ay", "az", "gx", "gy", "gz"), ("g", "g", "g", "rad/s", "rad/s", "rad/s")
 SIDES = ("left", "right")
 KERNELS = "random-kernels"
-LABELS, TESTS = (0, 1, 3, 10), ("same", "other arm")
+LABELS, TESTS = (0, 1, 3, 10), ("later", "other arm")
 
 
 class Recording(NamedTuple):
@@ -121,11 +128,11 @@ def windows(found: Sequence[Recording]) -> dict[str, Array]:
         for start in begins
     ]
     y = [classes.index(each.exercise) for each in found]
-    spec = InputSpec(
-        (6, WINDOW), (0.0,) * 6, (1.0,) * 6, "CT", "float32", rate=RATE, hop=HOP, names=NAMES, units=UNITS
-    )
+    values = np.stack(x)
+    mean, std = (tuple(of(values, axis=(0, 2), dtype=np.float64).tolist()) for of in (np.mean, np.std))
+    spec = InputSpec((6, WINDOW), mean, std, "CT", "float32", rate=RATE, hop=HOP, names=NAMES, units=UNITS)
     return {
-        "x": np.stack(x),
+        "x": values,
         "y": np.repeat(np.array(y, np.int64), counts),
         "groups": np.repeat(["/".join(each[:3]) for each in found], counts),
         "domains": np.repeat([each.person for each in found], counts),
@@ -155,17 +162,20 @@ def starts(dataset: Dataset, person: int, seed: int, test: str) -> tuple[dict[in
     rng, samples = np.random.default_rng([seed, person]), dataset.samples
     assert dataset.domains is not None
     rows = np.flatnonzero(dataset.domains == person)
-    own, rest = rows, rows
-    if test == "other arm":  # recordings of a person and an exercise: left, right
-        left = np.isin(samples.groups, np.unique(samples.groups)[::2])
-        own, rest = (rows[left[rows] == side] for side in (seed % 2 == 0, seed % 2 == 1))
+    recordings = np.unique(samples.groups[rows])  # of an exercise: left, right
+    if test == "other arm":
+        left = np.isin(samples.groups[rows], recordings[::2])
+        own, rest = (rows[left == side] for side in (seed % 2 == 0, seed % 2 == 1))
+    else:
+        each = [rows[samples.groups[rows] == name] for name in recordings]
+        own = np.concatenate([part[: (len(part) - 1) // 2] for part in each])
+        rest = np.concatenate([part[(len(part) + 2) // 2 :] for part in each])
     drawn = [rng.permutation(own[samples.y[own] == label])[: max(LABELS)] for label in range(7)]
-    labelled = {k: np.concatenate([each[:k] for each in drawn]) for k in LABELS}
-    return labelled, np.setdiff1d(rest, labelled[max(LABELS)])
+    return {k: np.concatenate([each[:k] for each in drawn]) for k in LABELS}, rest
 
 
 def trained(name: str, dataset: Dataset, data: Path, person: int, seed: int, rounds: int) -> TrainedRun:
-    """A method trained by the other nine in a simulation; `KERNELS` trains a shared head on fixed features."""
+    """A method trained by the other nine in a simulation; with `KERNELS` there is nothing to train."""
     assert dataset.domains is not None
     others = [np.flatnonzero(dataset.domains == who) for who in range(10) if who != person]
     names, none = tuple(f"c{number}" for number in range(9)), (np.empty(0, np.int64),) * 9
@@ -186,7 +196,7 @@ def trained(name: str, dataset: Dataset, data: Path, person: int, seed: int, rou
     settings |= {"evaluate_every": 0, "device": "cpu"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return run("fedavg" if kernels else name, dataset.name, clients=split, rounds=1 if kernels else rounds,
+        return run("fedrep" if kernels else name, dataset.name, clients=split, rounds=1 if kernels else rounds,
                    seed=seed, engine="sequential", settings=settings).trained  # fmt: skip
 
 
@@ -224,22 +234,75 @@ def cells(
     for name, seed, person in product(names, range(seeds), range(persons)):
         found = trained(name, dataset, data, person, seed, rounds)
         z, releases = heads_of(found, dataset, person, name)
-        y, groups = dataset.samples.y, dataset.samples.groups
+        y = dataset.samples.y
         for test, (kind, (plan, extras)) in product(TESTS, releases.items()):
             labelled, tests = starts(dataset, person, seed, test)
             for k, rows in labelled.items():
                 if kind == "own" and not k:
                     continue
-                asked = tests if k else np.flatnonzero(dataset.domains == person)
                 head = heads.fit("logistic", z[rows], y[rows], 7, unit_norm=found.method.unit_norm, plan=plan,
-                                 extras=extras, groups=groups[rows])  # fmt: skip
-                yield (
-                    name,
-                    kind,
-                    k,
-                    test,
-                    100 * metrics.accuracy(head.logits(z[asked]).argmax(axis=1), y[asked]),
-                )
+                                 extras=extras)  # fmt: skip
+                predicted = head.logits(z[tests]).argmax(axis=1)
+                yield name, kind, k, test, 100 * metrics.accuracy(predicted, y[tests])
+
+
+RECIPE = """
+source = "simulated"
+rounds = 1
+[data]
+dataset = "nine"
+data_dir = "{data}"
+clients = 9
+partition = "domain"
+[model]
+name = "random-kernels"
+options = {{ seed = {seed} }}
+[method]
+name = "fedrep"
+[release]
+heads = 2
+"""
+
+
+def over_a_broker(
+    data: Path, folder: Path, seed: int, person: int, port: int
+) -> Iterator[tuple[str, str, int, str, float]]:
+    """The cells of `KERNELS` and `later` of one person, predicted by devices with CSV files."""
+    dataset = datasets.load("watch", data)
+    names, x, y = [str(each) for each in dataset.classes], dataset.samples.x, dataset.samples.y
+    labelled, tests = starts(dataset, person, seed, "later")
+    nine = np.flatnonzero(dataset.domains != person)
+    arrays = npz.read(data / "watch.npz")
+    of_rows = {key: arrays[key][nine] for key in ("x", "y", "groups", "domains")}
+    npz.write(folder / "nine.npz", {**arrays, **of_rows})
+    for name, rows in {**{f"k{k}": labelled[k] for k in (0, 1, 10)}, "tests": tests}.items():
+        (folder / name).mkdir()
+        for row in rows:
+            clip = folder / name / names[y[row]] / f"{row}.csv"
+            clip.parent.mkdir(exist_ok=True)
+            np.savetxt(clip, x[row].T, "%.6g", ",", header=",".join(NAMES), comments="")
+    (folder / "recipe.toml").write_text(RECIPE.format(data=folder, seed=seed))
+
+    def edge_fl(*words: str) -> list[str]:
+        return [sys.executable, "-m", "edge_fl", *words]
+
+    broker = edge_fl("broker", "up", "--insecure", "--port", str(port))
+    agents = [
+        edge_fl("device", "run", "--id", f"k{k}", "--dir", f"device{k}", "--data", f"k{k}", "--tier", "head",
+                "--port", str(port)) for k in (0, 1, 10)
+    ]  # fmt: skip
+    with ExitStack() as running:
+        for command in (broker, *agents):
+            process = running.enter_context(Popen(command, cwd=folder, stdout=DEVNULL, stderr=DEVNULL))
+            running.callback(process.terminate)
+        server = edge_fl("server", "run", "recipe.toml", "--port", str(port))
+        check_output(server, cwd=folder, stderr=DEVNULL)
+    for k in (0, 1, 10):
+        asked = edge_fl("device", "predict", "tests", "--dir", f"device{k}", "--format", "csv")
+        lines = csv.DictReader(check_output(asked, cwd=folder, stderr=DEVNULL, text=True).splitlines())
+        right = [Path(line["name"]).parent.name == line["label"] for line in lines]
+        assert len(right) == len(tests)
+        yield KERNELS, "over a broker", k, "later", 100 * float(np.mean(right))
 
 
 def table(found: Iterable[tuple[str, str, int, str, float]]) -> Table:
@@ -274,7 +337,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     part.add_argument("--seeds", type=int, default=3)
     part.add_argument("--persons", type=int, default=10)
     part.add_argument("--rounds", type=int, default=20)
+    part = parts.add_parser("fleet")
+    part.add_argument("--data", type=Path, default=Path("imu/data"), help="folder of watch.npz")
+    part.add_argument("--seeds", type=int, default=1)
+    part.add_argument("--persons", type=int, default=10)
+    part.add_argument("--port", type=int, default=18830)
     options = parser.parse_args(arguments)
+    if options.part == "fleet":
+        found = []
+        for seed, person in product(range(options.seeds), range(options.persons)):
+            with tempfile.TemporaryDirectory() as folder:
+                found += over_a_broker(options.data.absolute(), Path(folder), seed, person, options.port)
+        sys.stdout.write(tables.markdown(table(found)) + "\n")
+        return
     if options.part == "convert":
         convert(options.file, options.out)
         return

@@ -9,8 +9,7 @@ from edge_fl.heads import served
 PAGE = Path(__file__).parents[3] / "docs" / "personal-heads.md"
 ROWS = {
     "PSEUDO_COUNT": (served.PSEUDO_COUNT,),
-    "STRENGTHS": (min(served.STRENGTHS), served.DECAY, served.USUAL),
-    "DIRECTED_STRENGTHS": (min(served.DIRECTED_STRENGTHS), served.USUAL_DIRECTED),
+    "STRENGTHS": (min(served.STRENGTHS), served.DECAY, served.USUAL, served.USUAL_DIRECTED),
     "OWN_STRENGTHS": (*served.OWN_STRENGTHS, served.OWN_PRIOR),
     "ENOUGH": (served.ENOUGH,),
     "DOUBT": (served.DOUBT,),
