@@ -36,7 +36,8 @@ class FleetHead:
 
     directed: whether φ is `direction`. known bool [C]: classes that the fleet has samples of. centre [d]: of φ(z) on this device, as far as
     it is known. samples: how many samples of each class it was fitted on, the harmonic mean over classes; infinite if that is unknown.
-    spread [d]: the standard deviation of each feature in the fleet; 1 if that is unknown.
+    spread [d]: the standard deviation of each feature in the fleet; 1 if that is unknown. factor: on its logits, with
+    which a device that it was not fitted on has these probabilities; they are multiplied by it already. 1 if that is unknown.
     """
 
     weights: Doubles
@@ -47,6 +48,7 @@ class FleetHead:
     centre: Doubles
     samples: float = np.inf
     spread: Doubles | float = 1.0
+    factor: float = 1.0
 
     def space(self, z: Features) -> Doubles:
         """φ(z), float64 [n, d]."""
@@ -131,9 +133,12 @@ def received(data: TrainingSet) -> FleetHead | None:
     shares = np.asarray(plan.shares, np.float64)
     if bias.shape != weight.shape[:1] or len(shares) not in (0, len(weight)):
         raise _unfit(plan.fleet, arrays, f"weight [{classes}, {dim}], bias and class shares [{classes}]")
-    spread = arrays.get("spread", np.ones(dim))
-    if spread.shape != (dim,) or not all(np.isfinite(each).all() for each in (weight, bias, spread)):
-        raise _unfit(plan.fleet, arrays, f"finite numbers, and spread [{dim}] if there is one")
+    spread, certainty = arrays.get("spread", np.ones(dim)), arrays.get("factor", np.ones(1))
+    numbers = (weight, bias, spread, certainty)
+    if (spread.shape, certainty.shape) != ((dim,), (1,)) or not all(
+        np.isfinite(each).all() for each in numbers
+    ):
+        raise _unfit(plan.fleet, arrays, f"finite numbers, spread [{dim}] and factor [1] if there are any")
     factor = 1.0
     if plan.fleet != FLEET:
         factor = plan.times * (float(data.extras[SCALE]["s"]) if SCALE in data.extras else 1.0)
@@ -147,7 +152,9 @@ def received(data: TrainingSet) -> FleetHead | None:
     lowest = float(bias.min()) * factor if more else 0.0
     padded = np.pad(factor * bias.astype(np.float64), (0, more), constant_values=lowest)
     shares, spread = shares / shares.sum(), np.maximum(spread.astype(np.float64), 1e-6)
-    return FleetHead(weights, padded, shares, False, known, np.zeros(dim), spread=spread)
+    return FleetHead(
+        weights, padded, shares, False, known, np.zeros(dim), np.inf, spread, float(certainty[0])
+    )
 
 
 def nothing(data: TrainingSet, unused: FleetHead | None = None) -> FleetHead:

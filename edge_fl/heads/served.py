@@ -4,9 +4,10 @@ Every candidate is a maximum a posteriori linear head around a centre, the fleet
 
     min_D  Σ_i w_i CE(softmax(a F(z_i) + o + D u_i), y_i) + λ/2 |D|²
 
-F are the fleet's logits, o_c = log(q_c / π_c) turns the fleet's class shares π into the device's: q_c = (n_c + α C π_c) / (n + α C) for
-n_c labels of class c. u is the feature with a constant 1: for a = 1 divided by its root mean square length, for a = 0 standardised by
-the own samples. w_i is 1 over the size of the sample's group, so that frames of one burst count once. The served head is the mean of the
+F are the fleet's logits, times a factor f that the release may have (`fleet_head.py`), else 1; o_c = f log(q_c / π_c) turns the fleet's
+class shares π into the device's: q_c = (n_c + α C π_c) / (n + α C) for n_c labels of class c. u is the feature with a constant 1: for a = 1
+divided by the features' spread in the fleet, if it is known, and by its root mean square length, for a = 0 standardised by the own samples.
+w_i is 1 over the size of the sample's group, so that frames of one burst count once. The served head is the mean of the
 candidates' logits, again a linear head, with weights
 
     ω_k ∝ prior_k · exp(Σ_i w_i log(0.9 p_k(y_i without the sample's group) + 0.1 / C))
@@ -45,7 +46,7 @@ UNLABELLED_COUNT = 0.5
 STRENGTHS: tuple[float, ...] = (np.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 """λ around the fleet's head."""
 OWN_STRENGTHS = (30.0, 3.0, 1.0)
-USUAL, USUAL_DIRECTED = 0.5, 0.1
+USUAL, USUAL_DIRECTED = 3.0, 0.1
 DECAY = 1.0
 """The λ with the highest prior, for features and for their directions, and what each factor √10 from it takes off the logarithm of the
 prior. An infinite λ counts as 30."""
@@ -55,6 +56,8 @@ OWN_PRIOR = -5.0
 """Logarithm of the prior of each candidate around zero."""
 ENOUGH = 40
 """Samples of each class that a fleet's head needs for these priors; with fewer, the usual λ and OWN_PRIOR shrink in proportion."""
+SURE = 0.5
+"""Factor on its logits from which on a fleet's head is believed in full; with a smaller one the usual λ shrinks in proportion."""
 NEGLIGIBLE = 1e-3
 MOST_WEIGHED, MOST_NARROW, NARROW = 300, 1000, 128
 """Samples on which candidates are weighed: of more, as many of each class; more of features with few dimensions."""
@@ -190,7 +193,7 @@ class _Fit:
         data, prior = self.data, self.fleet.shares
         if data.balanced:
             uniform = np.full(len(prior), 1 / len(prior))
-            return uniform, -np.log(prior * len(prior)), uniform
+            return uniform, -self.fleet.factor * np.log(prior * len(prior)), uniform
         counts = np.bincount(self.y, self.group_weights, minlength=len(prior))
         own = counts + PSEUDO_COUNT * len(prior) * prior
         if len(data.unlabelled) and self.has_fleet:
@@ -198,7 +201,7 @@ class _Fit:
             likely = _softmax(u @ self.fleet.weights.T + self.fleet.bias) / prior
             own = _with_unlabelled(likely, own)
         shares = own / own.sum()
-        return own, np.log(shares / prior), shares
+        return own, self.fleet.factor * np.log(shares / prior), shares
 
     def _weighed(self) -> Rows:
         """The samples on which candidates are weighed, as many of each class as possible."""
@@ -218,7 +221,8 @@ class _Fit:
         if self.has_fleet:
             centred = (self.v - self.fleet.centre) / self.fleet.spread
             length = max(float(np.sqrt(np.square(centred).sum(axis=1).mean())), 1e-12)
-            usual = believed * (USUAL_DIRECTED if self.fleet.directed else USUAL)
+            usual = USUAL_DIRECTED if self.fleet.directed else USUAL
+            usual *= believed * min(1.0, self.fleet.factor / SURE)
             steps = np.abs(np.log10(np.minimum(STRENGTHS, 30.0) / usual)) * 2
             designs.append(
                 _Design(
@@ -319,7 +323,9 @@ class _Fit:
         own = np.tile(self.counts, (len(y), 1))
         own[np.arange(len(y)), y] -= part
         own = np.maximum(own, 1e-3)
-        return np.asarray(np.log(own / own.sum(axis=1, keepdims=True) / self.fleet.shares))
+        return self.fleet.factor * np.asarray(
+            np.log(own / own.sum(axis=1, keepdims=True) / self.fleet.shares)
+        )
 
     def _losses(self, logits: Doubles, rows: Rows) -> Doubles:
         """Weighted log-losses [m] of the samples, whose own labels do not count in the class shares."""

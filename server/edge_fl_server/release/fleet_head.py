@@ -77,7 +77,8 @@ def of_features(
         tests[place % 2].append((z[some], y[some]))
         halves[place % 2] += _Moments.of(z, y, classes)
     every = halves[0] + halves[1]
-    weight, bias, spread = every.discriminant(*_calibrated(halves, tests))
+    shrinkage, factor = _calibrated(halves, tests)
+    weight, bias, spread = every.discriminant(shrinkage)
     shares = every.counts / every.counts.sum()
     if "weight" in extras.get(plan.fleet, {}):
         no_samples = np.empty((0, len(spread)), np.float32)
@@ -86,7 +87,9 @@ def of_features(
         )
         assert shared is not None  # it is in the extras
         weight, bias = (weight + shared.weights) / 2, (bias + shared.bias) / 2
-    return FleetExtra(_packed(weight, bias, spread), [round(float(share), 4) for share in shares])
+    return FleetExtra(
+        _packed(factor * weight, factor * bias, spread, factor), [round(float(share), 4) for share in shares]
+    )
 
 
 class _Moments(NamedTuple):
@@ -104,7 +107,7 @@ class _Moments(NamedTuple):
     def __add__(self, other: "_Moments") -> "_Moments":  # type: ignore[override]
         return _Moments(*(mine + its for mine, its in zip(self, other, strict=True)))
 
-    def discriminant(self, shrinkage: float, factor: float) -> tuple[Doubles, Doubles, Doubles]:
+    def discriminant(self, shrinkage: float) -> tuple[Doubles, Doubles, Doubles]:
         """weight [C, d], bias [C] and the standard deviation of each feature [d], by which features are divided before shrinkage."""
         counts, number = self.counts, self.counts.sum()
         mean = self.totals.sum(axis=0) / number
@@ -114,7 +117,7 @@ class _Moments(NamedTuple):
         within = self.products / number / np.outer(spread, spread) - (means.T * counts / number) @ means
         weight, bias = fleet.discriminant(means, within, shrinkage)
         weight[counts == 0], bias[counts == 0] = 0, bias[counts > 0].min()
-        return factor * weight / spread, factor * bias, spread
+        return weight / spread, bias, spread
 
 
 def _calibrated(halves: Sequence[_Moments], tests: Sequence[Sequence[ClientFeatures]]) -> tuple[float, float]:
@@ -123,7 +126,7 @@ def _calibrated(halves: Sequence[_Moments], tests: Sequence[Sequence[ClientFeatu
         return SHRINKAGES[0], FACTORS[0]
     losses = np.zeros((len(SHRINKAGES), len(FACTORS)))
     for (row, shrinkage), half in product(enumerate(SHRINKAGES), (0, 1)):
-        weight, bias, _ = halves[half].discriminant(shrinkage, 1.0)
+        weight, bias, _ = halves[half].discriminant(shrinkage)
         for z, y in tests[1 - half]:
             known = halves[half].counts[y] > 0
             logits = np.multiply.outer(FACTORS, z[known] @ weight.T + bias)
@@ -133,8 +136,9 @@ def _calibrated(halves: Sequence[_Moments], tests: Sequence[Sequence[ClientFeatu
     return SHRINKAGES[best // len(FACTORS)], FACTORS[best % len(FACTORS)]
 
 
-def _packed(weight: Doubles, bias: Doubles, spread: Doubles) -> bytes:
+def _packed(weight: Doubles, bias: Doubles, spread: Doubles, factor: float) -> bytes:
     small = max(np.abs(weight).max(), spread.max()) < np.finfo(np.float16).max / 2
     half = np.float16 if small else np.float32
     arrays = {"weight": weight.astype(half), "bias": bias.astype(np.float32), "spread": spread.astype(half)}
+    arrays["factor"] = np.array([factor], np.float32)
     return tensors.pack({fleet.FLEET: arrays})

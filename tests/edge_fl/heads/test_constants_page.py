@@ -12,6 +12,7 @@ ROWS = {
     "STRENGTHS": (min(served.STRENGTHS), served.DECAY, served.USUAL, served.USUAL_DIRECTED),
     "OWN_STRENGTHS": (*served.OWN_STRENGTHS, served.OWN_PRIOR),
     "ENOUGH": (served.ENOUGH,),
+    "SURE": (served.SURE,),
     "DOUBT": (served.DOUBT,),
 }
 
