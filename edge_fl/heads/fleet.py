@@ -134,11 +134,11 @@ def received(data: TrainingSet) -> FleetHead | None:
     if bias.shape != weight.shape[:1] or len(shares) not in (0, len(weight)):
         raise _unfit(plan.fleet, arrays, f"weight [{classes}, {dim}], bias and class shares [{classes}]")
     spread, certainty = arrays.get("spread", np.ones(dim)), arrays.get("factor", np.ones(1))
-    numbers = (weight, bias, spread, certainty)
-    if (spread.shape, certainty.shape) != ((dim,), (1,)) or not all(
-        np.isfinite(each).all() for each in numbers
-    ):
-        raise _unfit(plan.fleet, arrays, f"finite numbers, spread [{dim}] and factor [1] if there are any")
+    fits = (spread.shape, certainty.shape) == ((dim,), (1,)) and 0 < certainty[0] <= 1
+    if not fits or not all(np.isfinite(each).all() for each in (weight, bias, spread)):
+        raise _unfit(
+            plan.fleet, arrays, f"finite numbers, spread [{dim}] and a factor up to 1, if there are any"
+        )
     factor = 1.0
     if plan.fleet != FLEET:
         factor = plan.times * (float(data.extras[SCALE]["s"]) if SCALE in data.extras else 1.0)

@@ -58,6 +58,23 @@ def test_factors_on_logits_count() -> None:
     assert found.logits(Z) == pytest.approx(6 * (Z @ WEIGHT.T + BIAS), rel=1e-5, abs=1e-4)
 
 
+def test_a_computed_head_has_the_spread_of_features_and_the_factor_on_its_logits() -> None:
+    spread, plan = np.linspace(0.5, 2, Z.shape[1], dtype=np.float32), HeadPlan(fleet="head")
+    extras = {"head": {**EXTRAS["head"], "spread": spread, "factor": np.array([0.25], np.float32)}}
+    found = fleet.received(given(NONE, extras, plan))
+    assert found is not None and found.factor == 0.25 and found.spread == pytest.approx(spread)
+    assert found.logits(Z) == pytest.approx(Z @ WEIGHT.T + BIAS, abs=1e-4)
+    wrong = (
+        {"spread": spread[1:]},
+        {"factor": np.zeros(1)},
+        {"factor": np.full(1, np.nan)},
+        {"spread": spread + np.inf},
+    )
+    for each in wrong:
+        with pytest.raises(ArtefactError, match=r"spread .* factor up to 1"):
+            fleet.received(given(NONE, {"head": {**extras["head"], **each}}, plan))
+
+
 def test_prototypes_are_the_nearest_class_mean() -> None:
     extras = {"prototypes": {"mean": MEANS, "count": np.ones(CLASSES, np.float32)}}
     head = fit(NONE, extras, HeadPlan(fleet="prototypes"))
