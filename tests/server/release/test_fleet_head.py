@@ -7,7 +7,7 @@ from edge_fl.wire import tensors
 from edge_fl_server.release import fleet_head
 
 CLASSES, DIM, CLIENTS = 4, 12, 10
-CENTRES = np.random.default_rng(0).normal(size=(CLASSES, DIM))
+CENTRES = 0.5 * np.random.default_rng(0).normal(size=(CLASSES, DIM))
 
 
 def clients(shift: float) -> list[tuple[np.ndarray, np.ndarray]]:
