@@ -37,7 +37,7 @@ Fit = Callable[[Array, Array, Cell], Fitted | None]
 
 def own(z: Array, y: Array, cell: Cell) -> Fitted | None:
     """The head that a device fits on its own labels alone; None without labels."""
-    return _fitted(z, y, cell, cell.about.plan, cell.extras) if len(y) else None
+    return _fitted(z, y, cell, replace(cell.about.plan, fleet=""), cell.extras) if len(y) else None
 
 
 def fleets_head(z: Array, y: Array, cell: Cell) -> Fitted:
