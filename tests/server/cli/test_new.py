@@ -141,7 +141,7 @@ def test_a_series_has_classes_people_and_an_input_with_mean_and_spread(watch, ca
     assert (spec.input.names, spec.input.units) == (("ax", "az"), ("g", "g"))
     assert spec.input.mean == pytest.approx((0.0, 0.5), abs=0.05)
     assert spec.input.std == pytest.approx((0.1, 0.5), abs=0.05)
-    assert ready.method.net.feature_dim == 128
+    assert ready.method.net.feature_dim == 1000
 
 
 def test_window_and_rate_can_be_given_and_a_damaged_file_is_named(watch, capsys):
