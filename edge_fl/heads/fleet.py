@@ -36,8 +36,8 @@ class FleetHead:
 
     directed: whether φ is `direction`. known bool [C]: classes that the fleet has samples of. centre [d]: of φ(z) on this device, as far as
     it is known. samples: how many samples of each class it was fitted on, the harmonic mean over classes; infinite if that is unknown.
-    spread [d]: the standard deviation of each feature in the fleet; 1 if that is unknown. factor: on its logits, with
-    which a device that it was not fitted on has these probabilities; they are multiplied by it already. 1 if that is unknown.
+    spread [d]: the standard deviation of each feature in the fleet; 1 if that is unknown.
+    factor: in `weights` and `bias` already, so that the probabilities fit devices that it was not fitted on; 1 if that is unknown.
     """
 
     weights: Doubles

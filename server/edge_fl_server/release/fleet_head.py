@@ -37,6 +37,8 @@ MOST = 500
 SHRINKAGES, FACTORS = (1.0, 0.3, 0.1), (1.0, 0.5, 0.25, 0.15, 0.1, 0.06)
 NEAR = 0.5
 """A factor from here on is taken as 1: with flatter logits one label moves more, and more devices lose by it (docs/personal-heads.md)."""
+LEAST_VARIANCE = 0.01
+"""Of the mean variance, for the spread of a feature: one that is almost constant in the fleet may not be so on a device."""
 TESTED = 50
 """Samples of a client on which shrinkage and factor are tested."""
 
@@ -114,7 +116,7 @@ class _Moments(NamedTuple):
         counts, number = self.counts, self.counts.sum()
         mean = self.totals.sum(axis=0) / number
         variance = np.diag(self.products) / number - mean**2
-        spread = np.sqrt(np.maximum(variance, 0.01 * variance.mean() + 1e-9))
+        spread = np.sqrt(np.maximum(variance, LEAST_VARIANCE * variance.mean() + 1e-9))
         means = self.totals / np.maximum(counts, 1)[:, None] / spread
         within = self.products / number / np.outer(spread, spread) - (means.T * counts / number) @ means
         weight, bias = fleet.discriminant(means, within, shrinkage)

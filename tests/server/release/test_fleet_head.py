@@ -57,7 +57,7 @@ def test_classes_that_half_of_the_clients_lack_do_not_make_it_unsure() -> None:
     assert factor_of(fleet_head.of_features(divided, CLASSES)) >= 0.5
 
 
-def test_features_of_any_scale_give_the_same_head() -> None:
+def test_features_that_differ_tenfold_in_scale_give_the_same_head() -> None:
     scale = np.logspace(-0.5, 0.5, DIM).astype(np.float32)
     plain, scaled = (
         tensors.unpack(fleet_head.of_features(found, CLASSES).payload)[fleet_head.fleet.FLEET]
