@@ -45,7 +45,7 @@ UNLABELLED_COUNT = 0.5
 """What a sample without a label counts as."""
 STRENGTHS: tuple[float, ...] = (np.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 """λ around the fleet's head."""
-OWN_STRENGTHS = (30.0, 3.0, 1.0)
+OWN_STRENGTHS = (30.0, 3.0, 1.0, 0.3)
 USUAL, USUAL_DIRECTED = 3.0, 0.1
 DECAY = 1.0
 """The λ with the highest prior, for features and for their directions, and what each factor √10 from it takes off the logarithm of the

@@ -37,6 +37,8 @@ MOST = 500
 SHRINKAGES, FACTORS = (1.0, 0.3, 0.1), (1.0, 0.5, 0.25, 0.15, 0.1, 0.06)
 NEAR = 0.5
 """A factor from here on is taken as 1: with flatter logits one label moves more, and more devices lose by it (docs/personal-heads.md)."""
+LEAST_SAMPLES = 10
+"""Samples of each class, on average, that a half needs to say anything of the whole: with fewer its head is a much worse one."""
 LEAST_VARIANCE = 0.01
 """Of the mean variance, for the spread of a feature: one that is almost constant in the fleet may not be so on a device."""
 TESTED = 50
@@ -126,7 +128,7 @@ class _Moments(NamedTuple):
 
 def _calibrated(halves: Sequence[_Moments], tests: Sequence[Sequence[ClientFeatures]]) -> tuple[float, float]:
     """Shrinkage and factor with the least log-loss of the head of one half of the clients on samples of the other half's."""
-    if not all(np.any(half.counts) for half in halves):
+    if min(np.mean(half.counts) for half in halves) < LEAST_SAMPLES:
         return SHRINKAGES[0], FACTORS[0]
     losses = np.zeros((len(SHRINKAGES), len(FACTORS)))
     for (row, shrinkage), half in product(enumerate(SHRINKAGES), (0, 1)):
