@@ -208,11 +208,18 @@ def over_all(classes: int, present: Array, known: Array) -> Features:
     return logits
 
 
+LEAST_SPREAD = 0.1
+"""Of the root mean square of all features' std: a feature that hardly varies in few samples may vary in the next ones."""
+
+
 def standardisation(data: TrainingSet) -> tuple[Features, Features]:
-    """Mean and std [d] of the features; std is 1 for a constant feature."""
+    """Mean and std [d] of the features, at least LEAST_SPREAD; std is 1 if all features are constant."""
     mean, std = data.z.mean(axis=0, dtype=np.float64), data.z.std(axis=0, dtype=np.float64)
     flat = std <= 1e-6 * np.maximum(np.abs(mean), 1e-6)
-    return mean.astype(np.float32), np.where(flat, 1, std).astype(np.float32)
+    if flat.all():
+        return mean.astype(np.float32), np.ones_like(std, np.float32)
+    least = LEAST_SPREAD * float(np.sqrt(np.mean(np.where(flat, 0, std) ** 2)))
+    return mean.astype(np.float32), np.maximum(std, least).astype(np.float32)
 
 
 def identity_scaling(data: TrainingSet) -> tuple[Features, Features]:

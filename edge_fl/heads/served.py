@@ -5,12 +5,18 @@ Every candidate is a maximum a posteriori linear head around a centre, the fleet
     min_D  Σ_i w_i CE(softmax(a F(z_i) + o + D u_i), y_i) + λ/2 |D|²
 
 F are the fleet's logits, times a factor f that the release may have (`fleet_head.py`), else 1; o_c = f log(q_c / π_c) turns the fleet's
-class shares π into the device's: q_c = (n_c + α C π_c) / (n + α C) for n_c labels of class c. u is the feature with a constant 1: for a = 1
-divided by the features' spread in the fleet, if it is known, and by its root mean square length, for a = 0 standardised by the own samples.
-w_i is 1 over the size of the sample's group, so that frames of one burst count once. The served head is the mean of the
+class shares π into the device's: q_c = (n_c + α C π_c) / (n + α C) for n_c labels of class c. u is the feature, divided by the
+spread of the features (for a = 1 in the fleet, if that is known; for a = 0 among the own samples) and by its root mean square length, and a
+constant. w_i is 1 over the size of the sample's group, so that frames of one burst count once. The served head is the mean of the
 candidates' logits, again a linear head, with weights
 
     ω_k ∝ prior_k · exp(Σ_i w_i log(0.9 p_k(y_i without the sample's group) + 0.1 / C))
+
+With fewer labels than features there are candidates of least squares, too, which then predict better than those of cross-entropy:
+
+    min_D  Σ_i w_i |y_i - softmax(a F(z_i) + o) - D u_i|² + λ |D|²        logits a F + o + c D u,  y_i as a one-hot vector
+
+Around the fleet's head they count the less, the surer it is: from a factor of SURE on there are none.
 
 So nothing is chosen and nothing jumps: without labels it is the fleet's head; a head that contradicts the labels loses its weight; with
 many labels small λ or a = 0 take over. Leave-one-out predictions are in closed form, from the curvature at the minimum, class by class.
@@ -26,6 +32,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +52,12 @@ UNLABELLED_COUNT = 0.5
 """What a sample without a label counts as."""
 STRENGTHS: tuple[float, ...] = (np.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 """λ around the fleet's head."""
-OWN_STRENGTHS = (30.0, 3.0, 1.0, 0.3)
+OWN_STRENGTHS = (0.5, 0.05, 0.015, 0.005)
+"""λ around zero."""
+SQUARED_STRENGTHS, SCALE, OWN_SCALE = (1.0, 0.1, 0.01), 3.0, 10.0
+"""λ of candidates of least squares, and c around the fleet's head and around zero."""
+CONSTANT = 1 / 3
+"""Constant of u around zero. With less of it, a class without its only label seems as likely as before, and own labels alone too good."""
 USUAL, USUAL_DIRECTED = 3.0, 0.1
 DECAY = 1.0
 """The λ with the highest prior, for features and for their directions, and what each factor √10 from it takes off the logarithm of the
@@ -90,16 +102,23 @@ class Estimate:
     """Pairs of classes: most labels of the first are the second to the fleet's head."""
 
 
+class _Setting(NamedTuple):
+    """λ of a candidate, the logarithm of its prior, and c if it is one of least squares."""
+
+    strength: float
+    prior: float
+    times: float = 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class _Design:
-    """Candidates around one centre: their base logits [n, K] and inputs u [n, r]; `linear` [r, d + 1] makes weights on φ(z) and bias."""
+    """Candidates around one centre: their base logits [n, K] and inputs u [n, d + 1], whose last column is constant."""
 
     base: Doubles
     u: Doubles
     scale: Doubles
     shift: Doubles
-    strengths: tuple[float, ...]
-    priors: Doubles
+    settings: list[_Setting]
     centre: tuple[Doubles, Doubles]
     around_fleet: bool
 
@@ -109,14 +128,13 @@ class _Design:
     def linear(self, found: Doubles) -> tuple[Doubles, Doubles]:
         """D [K, d + 1] -> weights [K, d] and bias [K] on φ(z), those of the centre included."""
         weights = found[:, :-1] / self.scale
-        return self.centre[0] + weights, self.centre[1] + found[:, -1] - weights @ self.shift
+        return self.centre[0] + weights, self.centre[1] + found[:, -1] * self.u[0, -1] - weights @ self.shift
 
 
 @dataclass(frozen=True, eq=False)
 class _Candidate:
     design: _Design
-    strength: float
-    prior: float
+    setting: _Setting
     alone: Doubles
     """Logits [m, K] of each sample without its group."""
     balanced: Doubles
@@ -165,7 +183,7 @@ class _Fit:
         designs = self._designs()
         candidates = [found for design in designs for found in self._candidates(design.take(rows), rows)]
         losses = np.array([self._losses(each.alone, rows) for each in candidates])
-        priors = np.array([each.prior for each in candidates])
+        priors = np.array([each.setting.prior for each in candidates])
         folds = self._balanced(rows)
         total = losses.sum(axis=1)
         weights = _normalised(priors - total)
@@ -217,6 +235,7 @@ class _Fit:
     def _designs(self) -> list[_Design]:
         n, dim = self.v.shape
         designs, ones = [], np.ones((n, 1))
+        squared = SQUARED_STRENGTHS if n < dim else ()
         believed = min(1.0, self.fleet.samples / ENOUGH) if self.has_fleet else 1.0
         if self.has_fleet:
             centred = (self.v - self.fleet.centre) / self.fleet.spread
@@ -224,28 +243,32 @@ class _Fit:
             usual = USUAL_DIRECTED if self.fleet.directed else USUAL
             usual *= believed * min(1.0, self.fleet.factor / SURE)
             steps = np.abs(np.log10(np.minimum(STRENGTHS, 30.0) / usual)) * 2
+            settings = [_Setting(each, -DECAY * step) for each, step in zip(STRENGTHS, steps, strict=True)]
+            if self.fleet.factor < SURE:
+                unsure = np.log(1 - self.fleet.factor / SURE)
+                settings += [_Setting(each, unsure, SCALE) for each in squared]
             designs.append(
                 _Design(
                     self.v @ self.fleet.weights.T + self.fleet.bias,
                     np.hstack([centred / length, ones]),
                     np.full(dim, length) * self.fleet.spread,
                     self.fleet.centre,
-                    STRENGTHS,
-                    -DECAY * steps,
+                    settings,
                     (self.fleet.weights, self.fleet.bias),
                     True,
                 )
             )
         mean, std = self._standardisation()
         classes = len(self.kept)
+        settings = [_Setting(each, OWN_PRIOR * believed) for each in OWN_STRENGTHS]
+        settings += [_Setting(each, OWN_PRIOR * believed, OWN_SCALE) for each in squared]
         designs.append(
             _Design(
                 np.zeros((n, classes)),
-                np.hstack([(self.v - mean) / std, ones]),
+                np.hstack([(self.v - mean) / std, CONSTANT * ones]),
                 std,
                 mean,
-                OWN_STRENGTHS,
-                np.full(len(OWN_STRENGTHS), OWN_PRIOR * believed),
+                settings,
                 (np.zeros((classes, dim)), np.zeros(classes)),
                 False,
             )
@@ -253,12 +276,13 @@ class _Fit:
         return designs
 
     def _standardisation(self) -> tuple[Doubles, Doubles]:
-        if not self.fleet.directed and not self.data.unit_norm:
+        """Mean and std [d] of the features, the latter times what makes the root mean square length 1; of directions the length alone."""
+        if self.fleet.directed or self.data.unit_norm:
+            mean, std = self.v.mean(axis=0), np.ones(self.v.shape[1])
+        else:
             mean, std = standardisation(replace(self.data, z=self.v.astype(np.float32)))
-            return mean.astype(np.float64), std.astype(np.float64)
-        mean = self.v.mean(axis=0)
-        spread = float(np.sqrt(np.square(self.v - mean).sum(axis=1).mean()))
-        return mean, np.full(len(mean), max(spread / OWN_LENGTH, 1e-6))
+        length = np.sqrt(np.square((self.v - mean) / std).sum(axis=1).mean())
+        return mean.astype(np.float64), std * max(float(length), 1e-6)
 
     def _candidates(self, design: _Design, rows: Rows) -> list[_Candidate]:
         """The candidates of a design, with what they predict of each sample without its group and without its fold."""
@@ -267,26 +291,26 @@ class _Fit:
         base, found = design.base + self.offset, np.zeros((design.base.shape[1], u.shape[1]))
         alone, balanced = self._groups(rows), self._balanced(rows)
         candidates = []
-        for strength, prior in zip(design.strengths, design.priors, strict=True):
-            if np.isinf(strength):
-                candidates.append(_Candidate(design, strength, prior, base, base))
+        for setting in design.settings:
+            if np.isinf(setting.strength):
+                candidates.append(_Candidate(design, setting, base, base))
                 continue
-            found = _minimum(u, y, base, weights, strength, found)
-            left = _left_out(u, y, base + u @ found.T, weights, strength, (alone, balanced))
-            candidates.append(_Candidate(design, strength, prior, *left))
+            objective = _Squares if setting.times else _CrossEntropy
+            problem = objective(u, y, base, weights, setting)
+            found = problem.minimum(found)
+            candidates.append(_Candidate(design, setting, *problem.left_out(found, (alone, balanced))))
         return candidates
 
     def _whole(self, candidate: _Candidate, designs: Sequence[_Design]) -> tuple[Doubles, Doubles]:
         """Weights and bias of a candidate that is fitted on all samples."""
         design = next(each for each in designs if each.around_fleet == candidate.design.around_fleet)
-        if np.isinf(candidate.strength):
+        if np.isinf(candidate.setting.strength):
             return design.centre
         u, basis = _rows_only(design.u)
-        every = np.arange(len(self.y))
-        start = np.zeros((design.base.shape[1], u.shape[1]))
-        found = _minimum(
-            u, self.y, design.base + self.offset, self._sample_weights(every), candidate.strength, start
-        )
+        weights = self._sample_weights(np.arange(len(self.y)))
+        objective = _Squares if candidate.setting.times else _CrossEntropy
+        problem = objective(u, self.y, design.base + self.offset, weights, candidate.setting)
+        found = problem.minimum(np.zeros((design.base.shape[1], u.shape[1])))
         return design.linear(found if basis is None else found @ basis.T)
 
     def _held_out(
@@ -397,10 +421,6 @@ class _Fit:
         return shares
 
 
-OWN_LENGTH = 8.0
-"""Root mean square length of u for a = 0 on features of length 1."""
-
-
 def _completed(fleet: FleetHead, kept: Rows, data: TrainingSet, own: NDArray[np.bool_]) -> FleetHead:
     """The fleet's head for the classes `kept`; a class that only this device has begins between the likely and the unlikely ones."""
     bias = fleet.bias.copy()
@@ -422,51 +442,69 @@ def _with_unlabelled(likely: Doubles, own: Doubles) -> Doubles:
     return counts
 
 
-def _minimum(
-    u: Doubles, y: Rows, base: Doubles, weights: Doubles, strength: float, start: Doubles
-) -> Doubles:
-    """D [K, r] that minimises the objective, from `start`."""
-    from scipy.optimize import minimize
+class _CrossEntropy:
+    """The objective of a candidate: cross-entropy. u [n, r], y [n], base [n, K] and weights [n]."""
 
-    classes, targets = base.shape[1], np.eye(base.shape[1])[y]
-    rows = np.arange(len(y))
+    def __init__(self, u: Doubles, y: Rows, base: Doubles, weights: Doubles, setting: _Setting) -> None:
+        self.u, self.base, self.weights, self.strength = u, base, weights, setting.strength
+        self.rows, self.y = np.arange(len(y)), y
+        self.targets = np.eye(base.shape[1])[y]
 
-    def objective(flat: Doubles) -> tuple[float, Doubles]:
-        found = flat.reshape(classes, -1)
-        logits = base + u @ found.T
-        norms = _log_sum(logits)
-        loss = weights @ (norms - logits[rows, y]) + strength / 2 * flat @ flat
-        errors = (np.exp(logits - norms[:, None]) - targets) * weights[:, None]
-        return float(loss), np.asarray(errors.T @ u + strength * found).ravel()
+    def minimum(self, start: Doubles) -> Doubles:
+        """D [K, r], from `start`."""
+        from scipy.optimize import minimize
 
-    options = {"maxiter": ITERATIONS}
-    result = minimize(objective, start.ravel(), jac=True, method="L-BFGS-B", options=options)
-    return np.asarray(result.x.reshape(classes, -1))
+        def objective(flat: Doubles) -> tuple[float, Doubles]:
+            found = flat.reshape(start.shape)
+            logits = self.base + self.u @ found.T
+            norms = _log_sum(logits)
+            loss = self.weights @ (norms - logits[self.rows, self.y]) + self.strength / 2 * flat @ flat
+            errors = (np.exp(logits - norms[:, None]) - self.targets) * self.weights[:, None]
+            return float(loss), np.asarray(errors.T @ self.u + self.strength * found).ravel()
+
+        options = {"maxiter": ITERATIONS}
+        result = minimize(objective, start.ravel(), jac=True, method="L-BFGS-B", options=options)
+        return np.asarray(result.x.reshape(start.shape))
+
+    def left_out(self, found: Doubles, divisions: tuple[Sequence[Rows], ...]) -> tuple[Doubles, ...]:
+        """Logits [n, K] of the samples of each part of a division by the minimum without this part, to second order and class by class."""
+        logits = self.base + self.u @ found.T
+        errors, curvatures = self._slopes(logits)
+        results = tuple(logits.copy() for _ in divisions)
+        width = errors.shape[1] // curvatures.shape[1]
+        for column, curvature in enumerate(curvatures.T):
+            classes = slice(column * width, (column + 1) * width)
+            hessian = self.u.T @ (curvature[:, None] * self.u)
+            hessian[np.diag_indices_from(hessian)] += self.strength
+            influence = self.u @ np.linalg.solve(hessian, self.u.T)
+            for result, parts in zip(results, divisions, strict=True):
+                for part in parts:
+                    inner = influence[np.ix_(part, part)]
+                    kept = np.eye(len(part)) - curvature[part, None] * inner
+                    result[part, classes] += inner @ np.linalg.solve(kept, errors[part, classes])
+        return results
+
+    def _slopes(self, logits: Doubles) -> tuple[Doubles, Doubles]:
+        """First [n, K] and second derivatives by the logits; the second ones [n, 1] if they are those of every class."""
+        p = _softmax(logits)
+        return (p - self.targets) * self.weights[:, None], np.maximum(p * (1 - p), 1e-9) * self.weights[:, None]
 
 
-def _left_out(
-    u: Doubles,
-    y: Rows,
-    logits: Doubles,
-    weights: Doubles,
-    strength: float,
-    divisions: tuple[Sequence[Rows], ...],
-) -> tuple[Doubles, ...]:
-    """Logits [n, K] of the samples of each part of a division by the minimum without this part, to second order and class by class."""
-    p = _softmax(logits)
-    errors = (p - np.eye(logits.shape[1])[y]) * weights[:, None]
-    curvature = np.maximum(p * (1 - p), 1e-9) * weights[:, None]
-    found = tuple(logits.copy() for _ in divisions)
-    for label in range(logits.shape[1]):
-        hessian = u.T @ (curvature[:, label, None] * u)
-        hessian[np.diag_indices_from(hessian)] += strength
-        influence = u @ np.linalg.solve(hessian, u.T)
-        for result, parts in zip(found, divisions, strict=True):
-            for part in parts:
-                inner = influence[np.ix_(part, part)]
-                kept = np.eye(len(part)) - curvature[part, label, None] * inner
-                result[part, label] += inner @ np.linalg.solve(kept, errors[part, label])
-    return found
+class _Squares(_CrossEntropy):
+    """The objective of a candidate: least squares, in closed form; what is left out is exact."""
+
+    def __init__(self, u: Doubles, y: Rows, base: Doubles, weights: Doubles, setting: _Setting) -> None:
+        super().__init__(u, y, base, weights, setting)
+        self.targets = setting.times * (self.targets - _softmax(base))
+
+    def minimum(self, start: Doubles) -> Doubles:
+        """D [K, r]."""
+        hessian = self.u.T @ (self.weights[:, None] * self.u)
+        hessian[np.diag_indices_from(hessian)] += self.strength
+        return np.asarray(np.linalg.solve(hessian, self.u.T @ (self.weights[:, None] * self.targets)).T)
+
+    def _slopes(self, logits: Doubles) -> tuple[Doubles, Doubles]:
+        return (logits - self.base - self.targets) * self.weights[:, None], self.weights[:, None]
 
 
 def _rows_only(u: Doubles) -> tuple[Doubles, Doubles | None]:

@@ -13,6 +13,7 @@ from edge_fl import heads, metrics
 from edge_fl.data import datasets
 from edge_fl.errors import ArtefactError, ConfigError, DataError
 from edge_fl.heads import mlp
+from edge_fl.heads.head import LEAST_SPREAD
 
 DIGITS = datasets.load("digits", Path("nowhere")).samples.take(np.random.default_rng(0).permutation(1797))
 PIXELS = DIGITS.x.reshape(len(DIGITS), -1).astype(np.float32) / 255
@@ -56,7 +57,7 @@ def test_weights_reproduce_what_scikit_learn_decides(classes: tuple[int, ...]) -
 
     rows = only(*classes)
     mean, std = PIXELS[rows].mean(0), PIXELS[rows].std(0)
-    u = (PIXELS - mean) / np.where(std < 1e-6, 1, std)
+    u = (PIXELS - mean) / np.maximum(std, LEAST_SPREAD * np.sqrt(np.mean(std**2)))
     wanted = LogisticRegression(C=1.0, max_iter=2000).fit(u[rows], DIGITS.y[rows])
     logits = fit("logistic", rows).logits(PIXELS[TEST])[:, list(classes)].astype(np.float64)
     share = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
