@@ -278,11 +278,11 @@ class _Fit:
     def _standardisation(self) -> tuple[Doubles, Doubles]:
         """Mean and std [d] of the features, the latter times what makes the root mean square length 1; of directions the length alone."""
         if self.fleet.directed or self.data.unit_norm:
-            mean, std = self.v.mean(axis=0), np.ones(self.v.shape[1])
+            mean, std = self.v.mean(axis=0, dtype=np.float32), np.ones(self.v.shape[1], np.float32)
         else:
             mean, std = standardisation(replace(self.data, z=self.v.astype(np.float32)))
-        length = np.sqrt(np.square((self.v - mean) / std).sum(axis=1).mean())
-        return mean.astype(np.float64), std * max(float(length), 1e-6)
+        length = max(float(np.sqrt(np.square((self.v - mean) / std).sum(axis=1).mean())), 1e-6)
+        return mean.astype(np.float64), std.astype(np.float64) * length
 
     def _candidates(self, design: _Design, rows: Rows) -> list[_Candidate]:
         """The candidates of a design, with what they predict of each sample without its group and without its fold."""
