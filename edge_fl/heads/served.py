@@ -487,7 +487,9 @@ class _CrossEntropy:
     def _slopes(self, logits: Doubles) -> tuple[Doubles, Doubles]:
         """First [n, K] and second derivatives by the logits; the second ones [n, 1] if they are those of every class."""
         p = _softmax(logits)
-        return (p - self.targets) * self.weights[:, None], np.maximum(p * (1 - p), 1e-9) * self.weights[:, None]
+        return (p - self.targets) * self.weights[:, None], np.maximum(p * (1 - p), 1e-9) * self.weights[
+            :, None
+        ]
 
 
 class _Squares(_CrossEntropy):

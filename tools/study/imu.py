@@ -129,16 +129,20 @@ def windows(found: Sequence[Recording]) -> dict[str, Array]:
     ]
     y = [classes.index(each.exercise) for each in found]
     values = np.stack(x)
-    mean, std = (tuple(of(values, axis=(0, 2), dtype=np.float64).tolist()) for of in (np.mean, np.std))
-    spec = InputSpec((6, WINDOW), mean, std, "CT", "float32", rate=RATE, hop=HOP, names=NAMES, units=UNITS)
     return {
         "x": values,
         "y": np.repeat(np.array(y, np.int64), counts),
         "groups": np.repeat(["/".join(each[:3]) for each in found], counts),
         "domains": np.repeat([each.person for each in found], counts),
         "classes": np.array(classes),
-        "input": np.array(msgspec.json.encode(spec).decode()),
+        "input": np.array(msgspec.json.encode(input_of(values)).decode()),
     }
+
+
+def input_of(x: Array) -> InputSpec:
+    """What windows x [n, 6, T] are, with their means and standard deviations."""
+    mean, std = (tuple(of(x, axis=(0, 2), dtype=np.float64).tolist()) for of in (np.mean, np.std))
+    return InputSpec((6, WINDOW), mean, std, "CT", "float32", rate=RATE, hop=HOP, names=NAMES, units=UNITS)
 
 
 def convert(path: Path, out: Path) -> None:
@@ -174,30 +178,25 @@ def starts(dataset: Dataset, person: int, seed: int, test: str) -> tuple[dict[in
     return {k: np.concatenate([each[:k] for each in drawn]) for k in LABELS}, rest
 
 
-def trained(name: str, dataset: Dataset, data: Path, person: int, seed: int, rounds: int) -> TrainedRun:
+def trained(name: str, dataset: Dataset, person: int, seed: int, rounds: int) -> TrainedRun:
     """A method trained by the other nine in a simulation; with `KERNELS` there is nothing to train."""
     assert dataset.domains is not None
-    others = [np.flatnonzero(dataset.domains == who) for who in range(10) if who != person]
+    nine = np.flatnonzero(dataset.domains != person)  # no value of the tenth, standardisation included
+    others = [np.flatnonzero(dataset.domains[nine] == who) for who in range(10) if who != person]
     names, none = tuple(f"c{number}" for number in range(9)), (np.empty(0, np.int64),) * 9
     split = Split(
-        len(dataset.samples),
-        names,
-        tuple(each[:-1] for each in others),
-        none,
-        tuple(each[-1:] for each in others),
+        len(nine), names, tuple(each[:-1] for each in others), none, tuple(each[-1:] for each in others)
     )
     kernels = name == KERNELS
     settings = {"model": {"name": KERNELS, "options": {"seed": seed}} if kernels else {"name": "cnn1d"}}
-    settings |= {
-        "method.epochs": 2,
-        "method.optimiser": {"name": "adam", "lr": 0.001},
-        "data.data_dir": str(data),
-    }
+    settings |= {"method.epochs": 2, "method.optimiser": {"name": "adam", "lr": 0.001}}
     settings |= {"evaluate_every": 0, "device": "cpu"}
+    x, y = dataset.samples.x[nine], dataset.samples.y[nine]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return run("fedrep" if kernels else name, dataset.name, clients=split, rounds=1 if kernels else rounds,
-                   seed=seed, engine="sequential", settings=settings).trained  # fmt: skip
+        return run("fedrep" if kernels else name, x, y, clients=split, input=input_of(x),
+                   rounds=1 if kernels else rounds, seed=seed, engine="sequential",
+                   settings=settings).trained  # fmt: skip
 
 
 def heads_of(
@@ -232,7 +231,7 @@ def cells(
     """Network or method, head, labels of each exercise, test, and accuracy in per cent, of each person and seed."""
     dataset = datasets.load("watch", data)
     for name, seed, person in product(names, range(seeds), range(persons)):
-        found = trained(name, dataset, data, person, seed, rounds)
+        found = trained(name, dataset, person, seed, rounds)
         z, releases = heads_of(found, dataset, person, name)
         y = dataset.samples.y
         for test, (kind, (plan, extras)) in product(TESTS, releases.items()):
@@ -254,6 +253,8 @@ dataset = "nine"
 data_dir = "{data}"
 clients = 9
 partition = "domain"
+test_fraction = 0.01
+validation_fraction = 0.0
 [model]
 name = "random-kernels"
 options = {{ seed = {seed} }}
@@ -274,7 +275,8 @@ def over_a_broker(
     nine = np.flatnonzero(dataset.domains != person)
     arrays = npz.read(data / "watch.npz")
     of_rows = {key: arrays[key][nine] for key in ("x", "y", "groups", "domains")}
-    npz.write(folder / "nine.npz", {**arrays, **of_rows})
+    input = {"input": np.array(msgspec.json.encode(input_of(of_rows["x"])).decode())}
+    npz.write(folder / "nine.npz", {**arrays, **of_rows, **input})
     for name, rows in {**{f"k{k}": labelled[k] for k in (0, 1, 10)}, "tests": tests}.items():
         (folder / name).mkdir()
         for row in rows:
@@ -300,7 +302,9 @@ def over_a_broker(
     for k in (0, 1, 10):
         asked = edge_fl("device", "predict", "tests", "--dir", f"device{k}", "--format", "csv")
         lines = csv.DictReader(check_output(asked, cwd=folder, stderr=DEVNULL, text=True).splitlines())
-        right = [Path(line["name"]).parent.name == line["label"] for line in lines]
+        right = [
+            Path(line["name"]).parent.name == line["label_1"] for line in lines
+        ]  # also where it says "unknown"
         assert len(right) == len(tests)
         yield KERNELS, "over a broker", k, "later", 100 * float(np.mean(right))
 

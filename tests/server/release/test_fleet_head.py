@@ -54,7 +54,11 @@ def test_one_client_has_nobody_to_compare_it_with() -> None:
 
 def test_clients_with_few_samples_do_not_make_it_unsure() -> None:
     few, more = ([(z[:n], y[:n]) for z, y in clients(4)] for n in (4, 80))
-    assert factor_of(fleet_head.of_features(few, CLASSES)) == 1 > factor_of(fleet_head.of_features(more, CLASSES))
+    assert (
+        factor_of(fleet_head.of_features(few, CLASSES))
+        == 1
+        > factor_of(fleet_head.of_features(more, CLASSES))
+    )
 
 
 def test_classes_that_half_of_the_clients_lack_do_not_make_it_unsure() -> None:
