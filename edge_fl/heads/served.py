@@ -16,7 +16,7 @@ With fewer labels than features there are candidates of least squares, too, whic
 
     min_D  Σ_i w_i |y_i - softmax(a F(z_i) + o) - D u_i|² + λ |D|²        logits a F + o + c D u,  y_i as a one-hot vector
 
-Around the fleet's head they count the less, the surer it is: from a factor of SURE on there are none.
+Around the fleet's head they count the less, the surer it is: from a factor of UNSURE on there are none.
 
 So nothing is chosen and nothing jumps: without labels it is the fleet's head; a head that contradicts the labels loses its weight; with
 many labels small λ or a = 0 take over. Leave-one-out predictions are in closed form, from the curvature at the minimum, class by class.
@@ -56,6 +56,8 @@ OWN_STRENGTHS = (0.5, 0.05, 0.015, 0.005)
 """λ around zero."""
 SQUARED_STRENGTHS, SCALE, OWN_SCALE = (1.0, 0.1, 0.01), 3.0, 10.0
 """λ of candidates of least squares, and c around the fleet's head and around zero."""
+LEAST_PER_CLASS = 2
+"""Labels of each class, on average, from which on there are candidates of least squares around zero: one left out leaves another one."""
 CONSTANT = 1 / 3
 """Constant of u around zero. With less of it, a class without its only label seems as likely as before, and own labels alone too good."""
 USUAL, USUAL_DIRECTED = 3.0, 0.1
@@ -68,8 +70,9 @@ OWN_PRIOR = -5.0
 """Logarithm of the prior of each candidate around zero."""
 ENOUGH = 40
 """Samples of each class that a fleet's head needs for these priors; with fewer, the usual λ and OWN_PRIOR shrink in proportion."""
-SURE = 0.5
-"""Factor on its logits from which on a fleet's head is believed in full; with a smaller one the usual λ shrinks in proportion."""
+SURE, UNSURE = 0.5, 0.25
+"""Factor on its logits from which on a fleet's head is believed in full; with a smaller one the usual λ shrinks in proportion. Below the
+second one there are candidates of least squares around it."""
 NEGLIGIBLE = 1e-3
 MOST_WEIGHED, MOST_NARROW, NARROW = 300, 1000, 128
 """Samples on which candidates are weighed: of more, as many of each class; more of features with few dimensions."""
@@ -244,8 +247,8 @@ class _Fit:
             usual *= believed * min(1.0, self.fleet.factor / SURE)
             steps = np.abs(np.log10(np.minimum(STRENGTHS, 30.0) / usual)) * 2
             settings = [_Setting(each, -DECAY * step) for each, step in zip(STRENGTHS, steps, strict=True)]
-            if self.fleet.factor < SURE:
-                unsure = np.log(1 - self.fleet.factor / SURE)
+            if self.fleet.factor < UNSURE:
+                unsure = np.log(1 - self.fleet.factor / UNSURE)
                 settings += [_Setting(each, unsure, SCALE) for each in squared]
             designs.append(
                 _Design(
@@ -261,7 +264,8 @@ class _Fit:
         mean, std = self._standardisation()
         classes = len(self.kept)
         settings = [_Setting(each, OWN_PRIOR * believed) for each in OWN_STRENGTHS]
-        settings += [_Setting(each, OWN_PRIOR * believed, OWN_SCALE) for each in squared]
+        if n >= LEAST_PER_CLASS * classes:
+            settings += [_Setting(each, OWN_PRIOR * believed, OWN_SCALE) for each in squared]
         designs.append(
             _Design(
                 np.zeros((n, classes)),

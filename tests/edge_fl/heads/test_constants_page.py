@@ -11,7 +11,7 @@ ROWS = {
     "PSEUDO_COUNT": (served.PSEUDO_COUNT,),
     "STRENGTHS": (min(served.STRENGTHS), served.DECAY, served.USUAL, served.USUAL_DIRECTED),
     "OWN_STRENGTHS": (*served.OWN_STRENGTHS, served.OWN_PRIOR),
-    "SQUARED_STRENGTHS": served.SQUARED_STRENGTHS,
+    "SQUARED_STRENGTHS": (*served.SQUARED_STRENGTHS, served.LEAST_PER_CLASS, served.OWN_PRIOR),
     "OWN_SCALE": (served.SCALE, served.OWN_SCALE),
     "ENOUGH": (served.ENOUGH,),
     "SURE": (served.SURE,),
