@@ -317,3 +317,44 @@ def test_the_plan_decides_whether_the_fleets_head_is_used() -> None:
     assert way.kind == "logistic" and np.array_equal(way.logits(Z), own(rows).logits(Z))
     assert fit(rows).kind == "fleet"
     assert heads.fitted("nearest", given(rows)).kind == "nearest"
+
+
+def test_with_fewer_labels_than_features_least_squares_see_through_what_classes_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Features that vary in a few directions, whatever the class, as those of many kernels on one series do."""
+    classes, dim = 7, 1000
+    rng = np.random.default_rng(0)
+    means, shared = 6 * rng.normal(size=(classes, dim)) / dim**0.5, rng.normal(size=(50, dim)) / 50**0.5
+    own, tests = np.repeat(np.arange(classes), 10), np.repeat(np.arange(classes), 50)
+    z, unseen = (
+        (means[y] + rng.normal(size=(len(y), 50)) @ shared + 0.1 * rng.normal(size=(len(y), dim))).astype(
+            np.float32
+        )
+        for y in (own, tests)
+    )
+
+    def found() -> float:
+        data = heads.training_set(z, own, classes, False, "", 0, False, HeadPlan(), {})
+        return float((served.fit(data).head.predict(unseen) == tests).mean())
+
+    assert found() > 0.95
+    monkeypatch.setattr(served, "SQUARED_STRENGTHS", ())
+    assert found() < 0.8
+
+
+@pytest.mark.parametrize("kind", ["logistic", "svm", "mlp"])
+def test_a_feature_that_hardly_varies_among_the_labels_does_not_decide(kind: str) -> None:
+    """It does vary in samples to come, and would be huge if it were divided by its spread among the labels."""
+    rows, noise = device(0, 10), np.random.default_rng(0).normal(size=(len(Z), 20)).astype(np.float32)
+    noise *= 0.2 * Z.std()
+    noise[rows] *= 1e-3
+    found = [
+        float(
+            (
+                heads.fit(kind, z[rows], Y[rows], CLASSES, unit_norm=False).predict(z[UNSEEN]) == Y[UNSEEN]
+            ).mean()
+        )
+        for z in (Z, np.hstack([Z, noise]))
+    ]
+    assert found[1] > found[0] - 0.1, found
