@@ -122,12 +122,6 @@ class Modality(Protocol):
     def synthetic(self, input: InputSpec, count: int, seed: int) -> Array:
         """Return `count` samples that resemble real ones, for calibration without data."""
 
-    def thumbnails(self, x: Array) -> Thumbnails:
-        """Return 256 levels of each sample, by which near duplicates are found (`edge_fl.data.grouping`)."""
-
-    def side(self, x: Array) -> int:
-        """Return how much detail samples have: the shorter side of pictures in pixels, 0 for others."""
-
 
 @contextmanager
 def opened(source: Path | BinaryIO) -> Iterator[BinaryIO]:
@@ -182,15 +176,6 @@ def noise(levels: NDArray[np.uint8], input: InputSpec) -> NDArray[np.float32]:
 def rounded(values: NDArray[np.float64]) -> tuple[float, ...]:
     """Return values as they are written in an `InputSpec`."""
     return tuple(round(float(value), 6) for value in values)
-
-
-def cells(length: int, count: int = SIDE) -> NDArray[np.float32]:
-    """Weights [count, length] of the mean of each of `count` equal cells; values on an edge count by their part."""
-    edges = np.linspace(0, length, count + 1)
-    starts, places = edges[:-1, None], np.arange(length)
-    overlap = np.minimum(edges[1:, None], places + 1) - np.maximum(starts, places)
-    shares: NDArray[np.float32] = (overlap.clip(0) / (length / count)).astype(np.float32)
-    return shares
 
 
 def of(kind: Kind) -> Modality:

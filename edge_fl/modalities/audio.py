@@ -24,11 +24,8 @@ from edge_fl.errors import DataError
 from edge_fl.files.npz import Array
 from edge_fl.inputs import InputSpec
 from edge_fl.modalities import (
-    SIDE,
     Reading,
-    Thumbnails,
     UnusableFileError,
-    cells,
     columns,
     opened,
     require_kind,
@@ -75,7 +72,7 @@ class Header(NamedTuple):
         return 4 * (self.frames + 3 * self.seconds * rate)
 
 
-fit, input_of, side = columns.fit, columns.input_of, columns.side
+fit, input_of = columns.fit, columns.input_of
 
 
 def arrays(x: Array, where: str) -> Floats:
@@ -202,16 +199,6 @@ def synthetic(input: InputSpec, count: int, seed: int) -> Floats:
     tones = (swell * np.sin(2 * np.pi * pitch * seconds)).mean(1)
     loudness = 10 ** rng.uniform(-2, 0, (count, 1))
     found: NDArray[np.float32] = (loudness * (0.5 * pink + 0.5 * tones)).astype(np.float32)
-    return found
-
-
-def thumbnails(x: Floats) -> Thumbnails:
-    """Clips [n, T] -> SIDE bands of their spectrogram at SIDE times, uint8 [n, SIDE²]."""
-    found = np.empty((len(x), SIDE * SIDE), np.uint8)
-    for row, clip in enumerate(x):
-        levels = spectrogram(clip, RATE)
-        coarse = cells(levels.shape[0]) @ levels @ cells(levels.shape[1]).T
-        found[row] = np.rint(255 * coarse).reshape(-1).astype(np.uint8)
     return found
 
 

@@ -302,8 +302,3 @@ def input_of(x: NDArray[np.float32], rows: NDArray[np.int64], given: InputSpec |
 def check(path: Path, limits: FileLimits = LIMITS) -> None:
     """Read the first lines of a file. Raises UnusableFileError as `read`, apart from damage behind them."""
     read(path, limits, head=True)
-
-
-def side(x: Array) -> int:
-    """Return 0: only pictures have a size."""
-    return 0

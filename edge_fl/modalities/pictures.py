@@ -33,7 +33,6 @@ from edge_fl.modalities import (
     Reading,
     Thumbnails,
     UnusableFileError,
-    cells,
     formats,
     require_kind,
     rounded,
@@ -142,7 +141,7 @@ def synthetic(input: InputSpec, count: int, seed: int) -> Pixels:
 def thumbnails(x: Pixels) -> Thumbnails:
     """Images [n, C, H, W] with 1 or 3 channels -> grey means of SIDE x SIDE cells, uint8 [n, SIDE²]."""
     _, channels, height, width = x.shape
-    down, across = cells(height), cells(width)
+    down, across = _cells(height), _cells(width)
     colours = np.array(GREY if channels == len(GREY) else [1 / channels] * channels, np.float32)
     found = np.empty((len(x), SIDE * SIDE), np.uint8)
     for row, image in enumerate(x):
@@ -151,9 +150,13 @@ def thumbnails(x: Pixels) -> Thumbnails:
     return found
 
 
-def side(x: Pixels) -> int:
-    """Return the shorter side of images [N, C, H, W] in pixels."""
-    return int(min(x.shape[2:]))
+def _cells(length: int, count: int = SIDE) -> NDArray[np.float32]:
+    """Weights [count, length] of the mean of each of `count` equal cells; values on an edge count by their part."""
+    edges = np.linspace(0, length, count + 1)
+    starts, places = edges[:-1, None], np.arange(length)
+    overlap = np.minimum(edges[1:, None], places + 1) - np.maximum(starts, places)
+    shares: NDArray[np.float32] = (overlap.clip(0) / (length / count)).astype(np.float32)
+    return shares
 
 
 def check(path: Path, limits: FileLimits = LIMITS) -> None:

@@ -545,7 +545,7 @@ def of_sets(
 ) -> SourceData:
     """The content of arrays of a kind, in the shape of `input`; `sizes` as of `SourceData`."""
     groups = [each.groups if len(each.groups) else np.full(len(each), -1) for each in sets]
-    batches, side = _fitted(sets, input, where), modalities.of(kind).side(sets[0].x)
+    batches, side = _fitted(sets, input, where), min(sets[0].shape[1:]) if kind == "picture" else 0
     together = np.concatenate(groups)
     skipped = Skipped() if skipped is None else skipped
     return SourceData(classes, lambda wants: batches, sizes, skipped, groups=together, side=side, kind=kind)
