@@ -67,11 +67,11 @@ class UnusableFileError(DataError):
     """A file from which no sample can be read.
 
     reason: contains nothing of the file, so that reasons can be counted and sent. detail: for this machine. passing: the file itself may
-    be good, because memory, permissions or the disk were to blame.
+    be good, because memory, permissions or the disk were to blame. path: None inside of `opened`, which knows it.
     """
 
     def __init__(
-        self, path: Path | BinaryIO, reason: str, detail: str = "", *, passing: bool = False
+        self, path: Path | BinaryIO | None, reason: str, detail: str = "", *, passing: bool = False
     ) -> None:
         self.reason, self.detail, self.passing = reason, detail, passing
         super().__init__(f"{text(path) if isinstance(path, PurePath) else 'file'}: {self.words}")
@@ -132,8 +132,8 @@ def opened(source: Path | BinaryIO) -> Iterator[BinaryIO]:
         with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
             file.seek(0)
             yield file
-    except UnusableFileError:
-        raise
+    except UnusableFileError as error:
+        raise UnusableFileError(source, error.reason, error.detail, passing=error.passing) from error
     except EOFError as error:
         raise UnusableFileError(source, "truncated") from error
     except Exception as error:

@@ -25,7 +25,6 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 
 from edge_fl.errors import DataError, brief
 from edge_fl.files import paths
-from edge_fl.files.folder import unusable
 from edge_fl.files.npz import Array
 from edge_fl.inputs import InputSpec, Resize
 from edge_fl.modalities import (
@@ -34,6 +33,7 @@ from edge_fl.modalities import (
     Thumbnails,
     UnusableFileError,
     formats,
+    opened,
     require_kind,
     rounded,
 )
@@ -320,9 +320,8 @@ def _highest(picture: Image.Image) -> int:
 
 def _require_within(highest: int, bits: int) -> None:
     if highest >> bits:
-        raise _UnusableError(
-            f"uses more than {bits} bits, the range of these pictures: set bits = {FULL_BITS}"
-        )
+        reason = f"uses more than {bits} bits, the range of these pictures: set bits = {FULL_BITS}"
+        raise UnusableFileError(None, reason)
 
 
 def _mode(picture: Image.Image) -> str:
@@ -378,8 +377,8 @@ def _taken(picture: Image.Image) -> str:
 
 def grey_png(file: BinaryIO, limits: FileLimits = LIMITS) -> bytes:
     """Return a grey 16-bit picture as a PNG with all its bits. Raises UnusableFileError."""
-    with _opened(file, limits) as (picture, opened):
-        _require_affordable(picture, opened, picture.size, 8 * picture.size[0] * picture.size[1], limits)
+    with _opened(file, limits) as (picture, source):
+        _require_affordable(picture, source, picture.size, 8 * picture.size[0] * picture.size[1], limits)
         buffer = BytesIO()
         Image.fromarray(np.asarray(picture).clip(0, 65535).astype(np.uint16)).save(buffer, "PNG")
     return buffer.getvalue()
@@ -457,10 +456,10 @@ def _converted(picture: Image.Image, mode: str, bits: int) -> Image.Image:
     elif picture.mode == "F":  # Pillow's conversion would round 0..1 to black
         pixels = np.asarray(picture)
         if not ((pixels >= 0) & (pixels <= 1)).all():  # also rejects NaN
-            raise _UnusableError(FLOAT_ADVICE)
+            raise UnusableFileError(None, FLOAT_ADVICE)
         picture = Image.fromarray(np.rint(255 * pixels).astype(np.uint8))
     elif picture.mode not in _PLAIN:
-        raise _UnusableError(f"{picture.mode} colours are not read: store them as RGB")
+        raise UnusableFileError(None, f"{picture.mode} colours are not read: store them as RGB")
     return picture.convert(mode)
 
 
@@ -480,27 +479,18 @@ def _filled(pixels: Pixels, input: InputSpec) -> Pixels:
 @contextmanager
 def _opened(path: Path | BinaryIO, limits: FileLimits) -> Iterator[tuple[ImageFile.ImageFile, BinaryIO]]:
     """Open a picture and its file; whatever is raised inside the block becomes a UnusableFileError."""
-    with _DECODING, _reasons(path), warnings.catch_warnings(), _file(path) as file:
+    with _DECODING, opened(path) as file, _explained(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about palettes and metadata; errors are raised
-        file.seek(0)
         format = formats.find(file.read(formats.START_BYTES))
         if isinstance(format, str):
-            raise _UnusableError(format)
+            raise UnusableFileError(None, format)
         _require_decoder(format)
         if (size := file.seek(0, 2)) > limits.decoding_bytes:  # some decoders read the whole file at once
             detail = f"a file of {size / MB:.0f} MB, this board allows {limits.decoding_bytes / MB:.0f} MB"
-            raise _UnusableError(TOO_LARGE, detail)
+            raise UnusableFileError(None, TOO_LARGE, detail)
         file.seek(0)
         with Image.open(file, formats=[format.name]) as picture:
             yield picture, file
-
-
-def _file(path: Path | BinaryIO) -> AbstractContextManager[BinaryIO]:
-    if not isinstance(path, Path):
-        return nullcontext(path)
-    if reason := unusable(path):
-        raise _UnusableError(reason, passing=True)
-    return path.open("rb")
 
 
 def _require_decoder(format: PictureFormat) -> None:
@@ -508,11 +498,12 @@ def _require_decoder(format: PictureFormat) -> None:
     try:
         plugin = importlib.import_module(format.plugin)
     except ImportError as error:
-        raise _UnusableError(HEIC_ADVICE if format is formats.HEIF else _NO_DECODER % format.name) from error
+        advice = HEIC_ADVICE if format is formats.HEIF else _NO_DECODER % format.name
+        raise UnusableFileError(None, advice) from error
     if format is formats.HEIF:
         plugin.register_heif_opener()
     if format.name not in Image.OPEN or not getattr(plugin, "SUPPORTED", True):
-        raise _UnusableError(_NO_DECODER % format.name)
+        raise UnusableFileError(None, _NO_DECODER % format.name)
 
 
 def _require_affordable(
@@ -521,51 +512,29 @@ def _require_affordable(
     """Check what decoding takes against the limits. `stored`: the size before a JPEG's reduction. `own_bytes`: taken by this module."""
     megapixels = stored[0] * stored[1] / 1e6
     if stored[0] * stored[1] > limits.max_pixels:
-        raise _UnusableError(TOO_LARGE, f"{megapixels:.1f} megapixels, at most {limits.max_pixels / 1e6:g}")
-    needed, allowed = (
-        own_bytes + formats.decoding_bytes(picture, file, stored),
-        limits.decoding_bytes,
-    )
-    if needed > allowed:
-        raise _UnusableError(
-            TOO_LARGE,
-            f"decoding takes about {needed / MB:.0f} MB, this board allows {allowed / MB:.0f} MB"
-            f" ({megapixels:.1f} megapixels of {picture.format})",
-        )
-
-
-class _UnusableError(Exception):
-    """Why a file cannot be used as a picture; the arguments are those of UnusableFileError without the path."""
-
-    def __init__(self, reason: str, detail: str = "", *, passing: bool = False) -> None:
-        super().__init__(reason)
-        self.reason, self.detail, self.passing = reason, detail, passing
+        detail = f"{megapixels:.1f} megapixels, at most {limits.max_pixels / 1e6:g}"
+        raise UnusableFileError(None, TOO_LARGE, detail)
+    needed = own_bytes + formats.decoding_bytes(picture, file, stored)
+    if needed > (allowed := limits.decoding_bytes):
+        detail = f"decoding takes about {needed / MB:.0f} MB, this board allows {allowed / MB:.0f} MB"
+        detail += f" ({megapixels:.1f} megapixels of {picture.format})"
+        raise UnusableFileError(None, TOO_LARGE, detail)
 
 
 @contextmanager
-def _reasons(path: Path | BinaryIO) -> Iterator[None]:
-    """Turn whatever a decoder raises into a UnusableFileError: a malformed file may cause an exception of any type."""
+def _explained() -> Iterator[None]:
+    """Turn errors of Pillow in the block into what they mean."""
     try:
         yield
     except Exception as error:
-        why = error if isinstance(error, _UnusableError) else _why(error)
-        log.debug("%s: %s", paths.text(path) if isinstance(path, Path) else "picture", why, exc_info=True)
-        raise UnusableFileError(path, why.reason, why.detail, passing=why.passing) from error
-
-
-def _why(error: Exception) -> _UnusableError:
-    text = str(error)
-    if isinstance(error, MemoryError):
-        return _UnusableError("out of memory", passing=True)
-    if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the decoder
-        return _UnusableError((error.strerror or "cannot be read").lower(), passing=True)
-    if isinstance(error, Image.DecompressionBombError):
-        return _UnusableError(TOO_LARGE, brief(text))
-    if isinstance(error, UnidentifiedImageError):  # its text names the object that was read
-        return _UnusableError("damaged", "its header cannot be read")
-    if isinstance(error, EOFError) or "truncated" in text.lower():
-        return _UnusableError("truncated")
-    return _UnusableError("damaged", brief(f"{type(error).__name__}: {text}"))
+        log.debug("a picture that cannot be used", exc_info=True)
+        if isinstance(error, Image.DecompressionBombError):
+            raise UnusableFileError(None, TOO_LARGE, brief(str(error))) from error
+        if isinstance(error, UnidentifiedImageError):  # its text names the object that was read
+            raise UnusableFileError(None, "damaged", "its header cannot be read") from error
+        if getattr(error, "errno", None) is None and "truncated" in str(error).lower():
+            raise EOFError from error
+        raise
 
 
 def depth_of(
