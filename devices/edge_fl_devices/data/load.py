@@ -114,18 +114,7 @@ class SampleStream:
         classes = len(content.classes)
         if self.labels.max() >= classes:
             raise DataError(f"{self._where}labels up to {self.labels.max()}, expected {classes} classes")
-        counts = tuple(np.bincount(self.labels, minlength=classes).tolist())
-        report = DataReport(
-            content.classes,
-            counts,
-            content.skipped,
-            content.hints,
-            names=content.skipped.names | content.remarks.names,
-            depth=content.depth,
-            kind=content.kind,
-            remarks=content.remarks,
-        )
-        self.report = self._remember(report.with_groups(self.labels, self.groups))
+        self.report = self._remember(DataReport.of(content, self.labels, self.groups))
 
 
 def facts_of(sample: Array, split_key: bytes, kind: Kind) -> SampleFacts:

@@ -205,19 +205,8 @@ def count(location: str, spec: DataSpec, progress: Progress = ignore) -> DataRep
         require_two(len(usable), found.about.sample)
     labels = np.array([each.label for each in usable for _ in each.facts.samples or [None]], np.int64)
     facts = [sample for each in usable for sample in each.samples]
-    counts = np.bincount(labels, minlength=len(found.classes)).tolist()
-    report = DataReport(
-        found.classes,
-        tuple(counts),
-        found.skipped,
-        found.hints,
-        names=found.skipped.names | found.remarks.names,
-        depth=found.depth,
-        kind=found.kind,
-        remarks=found.remarks,
-    )
     known = all(each.facts.samples for each in usable)
-    return report.with_groups(labels, groups_of(facts, kind=found.kind)) if known else report
+    return DataReport.of(found, labels, groups_of(facts, kind=found.kind) if known else None)
 
 
 def folder(location: str, spec: DataSpec) -> SourceData:
