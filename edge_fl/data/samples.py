@@ -154,16 +154,6 @@ class Dataset:
         marks = [mark.tobytes() for mark in (self.original_test, self.domains) if mark is not None]
         return hashlib.sha256(self.samples.fingerprint().encode() + b"".join(marks)).hexdigest()
 
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """Mean per channel, of pictures in 0..1."""
-        return self.input.mean
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """Standard deviation per channel, of pictures in 0..1."""
-        return self.input.std
-
 
 def as_groups(groups: Array | None, count: int, where: str) -> Groups:
     """Convert the groups of `count` samples, numbers or strings, to int64 [N]; empty without any. Samples with "" are alone."""

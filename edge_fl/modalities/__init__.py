@@ -29,13 +29,12 @@ SIDE = 16
 
 
 class About(NamedTuple):
-    """Words and files of a kind of samples: what one and many are called, its files by suffix, and when samples belong together."""
+    """Words and files of a kind of samples: what one and many are called, and its files by suffix."""
 
     sample: str
     samples: str
     files: str
     suffixes: frozenset[str]
-    together: str
 
 
 ABOUT: dict[Kind, About] = {
@@ -46,19 +45,12 @@ ABOUT: dict[Kind, About] = {
         frozenset(
             ".png .jpg .jpeg .jfif .mpo .webp .bmp .gif .tif .tiff .ppm .pgm .heic .heif .avif".split()
         ),
-        "near duplicates, pictures of one minute, frames of one recording",
     ),
     "series": About(
-        "window",
-        "windows",
-        "CSV or NPZ recordings",
-        frozenset({".csv", ".tsv", ".txt", ".npz", ".parquet"}),
-        "windows of one recording",
+        "window", "windows", "CSV or NPZ recordings", frozenset({".csv", ".tsv", ".txt", ".npz", ".parquet"})
     ),
-    "audio": About(
-        "clip", "clips", "WAV or FLAC recordings", frozenset({".wav", ".flac"}), "clips of one recording"
-    ),
-    "table": About("row", "rows", "CSV files", frozenset({".csv", ".tsv", ".txt"}), "rows of one group"),
+    "audio": About("clip", "clips", "WAV or FLAC recordings", frozenset({".wav", ".flac"})),
+    "table": About("row", "rows", "CSV files", frozenset({".csv", ".tsv", ".txt"})),
 }
 MODULES: dict[Kind, str] = {"picture": "pictures", "series": "series", "audio": "audio", "table": "tables"}
 
@@ -171,11 +163,6 @@ def noise(levels: NDArray[np.uint8], input: InputSpec) -> NDArray[np.float32]:
     mean, std = (np.array(values, np.float32).reshape(shape) for values in (input.mean, input.std))
     found: NDArray[np.float32] = mean + std * ((levels.astype(np.float32) - 127.5) / np.float32(73.9))
     return found
-
-
-def rounded(values: NDArray[np.float64]) -> tuple[float, ...]:
-    """Return values as they are written in an `InputSpec`."""
-    return tuple(round(float(value), 6) for value in values)
 
 
 def of(kind: Kind) -> Modality:

@@ -35,7 +35,6 @@ from edge_fl.modalities import (
     formats,
     opened,
     require_kind,
-    rounded,
 )
 from edge_fl.modalities.formats import PictureFormat
 from edge_fl.modalities.limits import FULL_BITS, LIMITS, MB, Depth, FileLimits
@@ -119,9 +118,8 @@ def input_of(x: Pixels, rows: NDArray[np.int64], given: InputSpec | None = None)
     # a constant channel is divided by one grey level, not by zero
     std = np.sqrt(np.maximum(squares / pixels - mean**2, 1.0))
     input = given or InputSpec((channels, height, width))
-    return structs.replace(
-        input, shape=(channels, height, width), mean=rounded(mean / 255), std=rounded(std / 255)
-    )
+    means, stds = (tuple(round(value, 6) for value in (each / 255).tolist()) for each in (mean, std))
+    return structs.replace(input, shape=(channels, height, width), mean=means, std=stds)
 
 
 def synthetic(input: InputSpec, count: int, seed: int) -> Pixels:

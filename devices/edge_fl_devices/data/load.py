@@ -119,7 +119,11 @@ class SampleStream:
 
 def facts_of(sample: Array, split_key: bytes, kind: Kind) -> SampleFacts:
     """Return what the split and the fit need of a sample; near duplicates are looked for among pictures only."""
-    thumbnail = modalities.of(kind).thumbnails(sample[None]).tobytes() if kind == "picture" else b""
+    thumbnail = b""
+    if kind == "picture":
+        from edge_fl.modalities import pictures  # here: other devices need no Pillow
+
+        thumbnail = pictures.thumbnails(sample[None]).tobytes()
     return SampleFacts(key(sample), position(sample, split_key), thumbnail)
 
 

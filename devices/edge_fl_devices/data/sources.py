@@ -203,9 +203,9 @@ def count(location: str, spec: DataSpec, progress: Progress = ignore) -> DataRep
         usable = list(_usable(found, spec, marker, check, progress=progress))
     if found.kind == "picture":  # a recording may have many samples
         require_two(len(usable), found.about.sample)
-    labels = np.array([each.label for each in usable for _ in each.facts.samples or [None]], np.int64)
+    labels = np.array([each.label for each in usable for _ in each.samples or [None]], np.int64)
     facts = [sample for each in usable for sample in each.samples]
-    known = all(each.facts.samples for each in usable)
+    known = all(each.samples for each in usable)
     return DataReport.of(found, labels, groups_of(facts, kind=found.kind) if known else None)
 
 
@@ -262,18 +262,15 @@ def depth_of(files: Sequence[Path], spec: DataSpec, marker: DecodingMarker) -> D
 
 
 class _File(NamedTuple):
-    """A file with its class id; the values of its samples [n, ...], unless their facts are enough; and its facts and its key."""
+    """A file with its class id; the values of its samples [n, ...], unless their facts are enough; and these facts, if they are known.
+
+    Without an index they have only an origin and the file's key.
+    """
 
     path: Path
     label: int
     x: Array | None
-    facts: FileFacts
-    key: bytes
-
-    @property
-    def samples(self) -> tuple[SampleFacts, ...]:
-        """The facts of its samples; without an index they have only an origin and the file's key."""
-        return self.facts.of(self.key)
+    samples: tuple[SampleFacts, ...]
 
 
 Read = Callable[[Path, os.stat_result], tuple[FileFacts, Array | None]]
@@ -318,16 +315,15 @@ def _usable(
         usable += max(1, len(facts.samples))
         if usable > spec.limits.max_samples:
             break
-        yield _File(path, label, x, facts, file_key(stat))
+        yield _File(path, label, x, facts.of(file_key(stat)))
     found.require(usable, spec)
 
 
 def _are_same(one: Path, other: Path) -> bool:
     """Whether two files have the same content."""
-    try:
+    with suppress(OSError):  # deleted since it was listed
         return filecmp.cmp(one, other, shallow=False)
-    except OSError:  # deleted since it was listed
-        return False
+    return False
 
 
 def _known(
@@ -340,12 +336,8 @@ def _known(
     return facts if facts and facts.bits == found.depth.scale else None
 
 
-class _Sample(NamedTuple):
-    """A sample with its class id; its values, unless its facts are enough."""
-
-    label: int
-    x: Array | None
-    facts: SampleFacts
+_Sample = tuple[int, Array | None, SampleFacts]
+"""The class id of a sample; its values, unless its facts are enough."""
 
 
 def _read_all(found: LabelledFolder, spec: DataSpec, wants: Wants) -> Iterator[_Sample]:
@@ -360,7 +352,7 @@ def _read_all(found: LabelledFolder, spec: DataSpec, wants: Wants) -> Iterator[_
                         " expected one shape"
                     )
             for row, facts in enumerate(each.samples):
-                yield _Sample(each.label, None if each.x is None else each.x[row], facts)
+                yield each.label, None if each.x is None else each.x[row], facts
 
 
 def _read(
@@ -401,14 +393,10 @@ def _of_picture(facts: FileFacts, path: Path, found: LabelledFolder, spec: DataS
 
 def _batches(read: Iterator[_Sample]) -> Iterator[ReadSamples]:
     while batch := list(islice(read, BATCH)):
-        rows = [row for row, each in enumerate(batch) if each.x is not None]
-        values = [each.x for each in batch if each.x is not None]
-        yield ReadSamples(
-            np.array([each.label for each in batch], np.int64),
-            np.stack(values) if values else np.empty(0),
-            np.array(rows, np.int64),
-            [each.facts for each in batch],
-        )
+        labels, values, facts = zip(*batch, strict=True)
+        rows = [row for row, x in enumerate(values) if x is not None]
+        x = np.stack([values[row] for row in rows]) if rows else np.empty(0)
+        yield ReadSamples(np.array(labels, np.int64), x, np.array(rows, np.int64), facts)
 
 
 def archive(location: str, spec: DataSpec) -> SourceData:
