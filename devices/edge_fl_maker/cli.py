@@ -160,7 +160,8 @@ def watch(
         if publish:
             from edge_fl_maker import home_assistant
 
-            publisher = stack.enter_context(home_assistant.connected(config, id, connection.given()))
+            publisher = home_assistant.connected(config, id, connection.given())
+            stack.enter_context(closing(publisher))
         source = Stream(stream, model.current().manifest.input) if stream else Camera(camera)
         stack.enter_context(closing(source))
         for found in predictions(model, source, interval_s=interval, count=limit or 0, consensus=agreed):

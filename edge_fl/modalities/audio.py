@@ -120,12 +120,9 @@ def read(
         return Reading(x[None], remarks)
     require_kind(input, "audio", "recording")
     x, remarks = recording(path, input.rate, limits)
-    short = (
-        ()
-        if len(x) >= input.window
-        else (f"shorter than a clip of {input.window / input.rate:.3g} s: padded",)
-    )
-    return Reading(clips(x, input), remarks + short)
+    if len(x) < input.window:
+        remarks += (f"shorter than a clip of {input.window / input.rate:.3g} s: padded",)
+    return Reading(clips(x, input), remarks)
 
 
 def recording(

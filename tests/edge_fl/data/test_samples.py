@@ -112,7 +112,5 @@ def test_mean_and_std_are_those_of_the_original_training_pixels() -> None:
 
 
 def test_flat_images_have_a_std_that_can_be_divided_by() -> None:
-    assert (
-        Dataset("flat", Samples(np.full((2, 1, 2, 2), 7, np.uint8), np.zeros(2, np.int64)), ("only",)).std[0]
-        > 0
-    )
+    flat = Samples(np.full((2, 1, 2, 2), 7, np.uint8), np.zeros(2, np.int64))
+    assert Dataset("flat", flat, ("only",)).input.std[0] > 0
