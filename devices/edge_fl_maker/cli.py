@@ -96,7 +96,6 @@ def serve(
     import msgspec
 
     from edge_fl_devices import config as settings
-    from edge_fl_devices.board.installation import settings_file
     from edge_fl_maker.labelling.serve import serving
 
     known = None if config else settings.remembered(folder or DEVICE_FOLDER)

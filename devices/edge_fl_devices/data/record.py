@@ -211,12 +211,14 @@ def read(folder: Path) -> DataRecord:
     return read_json(folder / FILE, DataRecord) or DataRecord()
 
 
-def remember(folder: Path, report: DataReport, *wanted: Sequence[str]) -> DataReport:
+def remember(
+    folder: Path, report: DataReport, classes: Sequence[str], only: Sequence[str] = ()
+) -> DataReport:
     """Store the report; return it with the classes that had samples before and have none now, if each list that is not empty has them."""
     before = read(folder).report
     gone = {*before.disappeared, *before.with_samples} - report.with_samples
-    for classes in filter(None, wanted):
-        gone &= {*classes}
+    for wanted in filter(None, (classes, only)):
+        gone &= {*wanted}
     report = replace(report, disappeared=tuple(sorted(gone)))
     _write(folder, DataRecord(report))
     return report

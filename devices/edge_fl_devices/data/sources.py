@@ -22,7 +22,7 @@ from msgspec import structs
 from edge_fl import modalities
 from edge_fl.data.class_names import class_of, folder_remarks, nearest_class, outside
 from edge_fl.data.datasets import given_input
-from edge_fl.data.samples import Array, Indices, Samples, as_groups, class_ids
+from edge_fl.data.samples import Array, Indices, Samples, as_groups, class_ids, numbered
 from edge_fl.errors import DataError, NoLabelsError, shortened
 from edge_fl.files import npz
 from edge_fl.files.folder import UNREADABLE, unusable, walk
@@ -415,7 +415,7 @@ def archive(location: str, spec: DataSpec) -> SourceData:
         raise DataError(
             f"{location}: holds {', '.join(content) or 'nothing'}; expected x and y, or x_train and y_train"
         )
-    classes = spec.classes or _names([content[f"y{part}"] for part in parts], location)
+    classes = spec.classes or numbered(class_ids(content[f"y{part}"], location) for part in parts)
     kind = _kind(content[f"x{train}"], spec.input, given_input(content, path), location)
     samples = {
         part: Samples.of(content[f"x{part}"], content[f"y{part}"], classes, f"{location} (x{part})", kind)
@@ -452,7 +452,7 @@ def function(location: str, spec: DataSpec) -> SourceData:
             f"{where}: {type(error).__name__}: {error}; expected package.module:function that returns (x, y) or (x, y, groups)"
         ) from error
     x, y = np.asarray(x), np.asarray(y)
-    classes, kind = spec.classes or _names([y], where), _kind(x, spec.input, None, where)
+    classes, kind = spec.classes or numbered([class_ids(y, where)]), _kind(x, spec.input, None, where)
     given = _groups(np.asarray(groups[0]) if groups else None, len(y), f"{where} (groups)")
     return _of_arrays(where, classes, spec, kind, Samples.of(x, y, classes, where, kind, given), {})
 
@@ -502,29 +502,25 @@ def _of_arrays(
     """Select from arrays; with a "_test" set among the `others` their split is kept."""
     skipped = Skipped()
     train = train.take(select(train, classes, spec, skipped))
-    if "_test" not in others:
-        return of_sets([train], classes, None, spec.input, where, kind, skipped)
-    none = train.take(np.empty(0, np.int64))
-    rest = [others.get(part, none) for part in ("_validation", "_test")]
-    sets = [train, *(each.take(of_classes(each, classes, spec)) for each in rest)]
-    sizes = (len(train), len(sets[1]), len(sets[2]))
-    return of_sets(sets, classes, sizes, spec.input, where, kind, skipped)
+    sets, none = [train], train.take(np.empty(0, np.int64))
+    for each in (others.get("_validation", none), others["_test"]) if "_test" in others else ():
+        sets.append(each.take(of_classes(each, classes, spec)))
+    return of_sets(sets, classes, spec.input, where, kind, skipped)
 
 
 def of_sets(
     sets: Sequence[Samples],
     classes: tuple[str, ...],
-    sizes: tuple[int, int, int] | None,
     input: InputSpec | None,
     where: str,
     kind: Kind,
-    skipped: Skipped | None = None,
+    skipped: Skipped,
 ) -> SourceData:
-    """The content of arrays of a kind, in the shape of `input`; `sizes` as of `SourceData`."""
+    """The content of arrays of a kind, in the shape of `input`: of one set, or of train, validation and test."""
     groups = [each.groups if len(each.groups) else np.full(len(each), -1) for each in sets]
     batches, side = _fitted(sets, input, where), min(sets[0].shape[1:]) if kind == "picture" else 0
     together = np.concatenate(groups)
-    skipped = Skipped() if skipped is None else skipped
+    sizes = [len(each) for each in sets] if len(sets) > 1 else None
     return SourceData(classes, lambda wants: batches, sizes, skipped, groups=together, side=side, kind=kind)
 
 
@@ -569,9 +565,3 @@ def _skip_reason(path: Path, found: LabelledFolder, only: tuple[str, ...]) -> st
         return LEFT_OUT
     suffixes, a = found.about.suffixes, "an" if found.kind == "audio" else "a"
     return "" if path.suffix.lower() in suffixes else f"not {a} {found.kind} file"
-
-
-def _names(labels: list[Array], where: str) -> tuple[str, ...]:
-    """Return the class ids up to the highest as names."""
-    highest = (int(ids.max()) for ids in (class_ids(y, where) for y in labels) if len(ids))
-    return tuple(map(str, range(1 + max(highest, default=0))))

@@ -152,11 +152,11 @@ class Predictor:
 
     def predict(self, x: Array) -> list[tuple[str, float]]:
         """Return the most likely class name and its probability for each of the samples [N, ...]."""
-        return [(each.top[0].label, each.top[0].probability) for each in self._named(x, [""] * len(x))]
+        return [(each.top[0].label, each.top[0].probability) for each in self.predictions(x)]
 
     def predictions(self, x: Array, names: Sequence[str] = ()) -> list[Prediction]:
         """Predict samples [N, ...], each under its name, by default its number."""
-        return list(self._named(x, names or [str(row) for row in range(len(x))]))
+        return list(self.from_features(self._features(x), names or [str(row) for row in range(len(x))]))
 
     def read(
         self,
@@ -170,7 +170,7 @@ class Predictor:
         and with what else was left out. Files without a suffix of the extractor's kind are ignored.
         """
         for names, x in _batches(source, self.manifest.input, self.bits, on_skip, on_remark):
-            yield from self._named(x, names)
+            yield from self.from_features(self._features(x), names)
 
     def read_file(self, name: str, payload: bytes, top: int | None = None) -> list[Prediction]:
         """Predict the samples in the bytes of a file, with `top` classes instead of the predictor's.
@@ -182,10 +182,7 @@ class Predictor:
             x = modalities.of(input.kind).read(BytesIO(payload), input, bits=self.bits).samples
         except UnusableFileError as error:
             raise DataError(f"{name}: {len(payload)} bytes, {error.words}", NOTHING_PREDICTED) from error
-        return list(self._named(x, names_of(name, len(x), input), top))
-
-    def _named(self, x: Array, names: Sequence[str], top: int | None = None) -> Iterator[Prediction]:
-        yield from self.from_features(self._features(x), names, top)
+        return list(self.from_features(self._features(x), names_of(name, len(x), input), top))
 
     def from_features(
         self, z: Features, names: Sequence[str], top: int | None = None

@@ -150,7 +150,7 @@ def test_wrong_keys_unequal_lengths_and_no_samples_are_refused(tmp_path: Path) -
 def test_real_fashion_mnist_has_its_published_statistics() -> None:
     found = datasets.load("fashion-mnist", DATA)
     assert found.samples.counts(10).tolist() == [7000] * 10
-    assert found.mean + found.std == pytest.approx((0.2860, 0.3530), abs=1e-4)
+    assert found.input.mean + found.input.std == pytest.approx((0.2860, 0.3530), abs=1e-4)
 
 
 def test_missing_folders_empty_names_and_repeated_class_names_are_one_line_each(tmp_path: Path) -> None:
