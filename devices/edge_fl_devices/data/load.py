@@ -24,7 +24,7 @@ from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location, record, sources
 from edge_fl_devices.data.file_index import FileIndex, SampleFacts, groups_of
 from edge_fl_devices.data.record import DataReport, Skipped
-from edge_fl_devices.data.sources import of_sets
+from edge_fl_devices.data.sources import of_sets, report
 from edge_fl_devices.data.spec import DataSpec, ReadSamples, SourceData, Wants
 from edge_fl_devices.data.split import SPLIT, DeviceSplit, Sets, key, position
 
@@ -113,7 +113,7 @@ class SampleStream:
         classes = len(content.classes)
         if self.labels.max() >= classes:
             raise DataError(f"{self._where}labels up to {self.labels.max()}, expected {classes} classes")
-        self.report = self._remember(DataReport.of(content, self.labels, self.groups))
+        self.report = self._remember(report(content, self.labels, self.groups))
 
 
 def facts_of(sample: Array, split_key: bytes, kind: Kind) -> SampleFacts:

@@ -10,16 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 from msgspec import Struct
 
 from edge_fl.data import grouping
 from edge_fl.data.class_names import SKIPPED
-from edge_fl.data.grouping import Groups
-from edge_fl.data.samples import Labels
 from edge_fl.errors import DeadlineError, KilledError
 from edge_fl.failures import Failure
 from edge_fl.files import paths
@@ -27,10 +23,6 @@ from edge_fl.inputs import Kind
 from edge_fl.modalities import ABOUT, About
 from edge_fl.modalities.limits import UNKNOWN_DEPTH, Depth
 from edge_fl_devices.storage import read_json, write_json
-
-if TYPE_CHECKING:
-    from edge_fl_devices.data.sources import LabelledFolder
-    from edge_fl_devices.data.spec import SourceData
 
 MOST_NAMED = 3
 """Files that are named per reason."""
@@ -98,18 +90,6 @@ class DataReport:
     def about(self) -> About:
         """The words for these samples."""
         return ABOUT[self.kind]
-
-    @classmethod
-    def of(cls, found: LabelledFolder | SourceData, y: Labels, groups: Groups | None) -> DataReport:
-        """The report on samples with class ids y [n] in these groups [n] (None: not known yet) of a source that was read."""
-        counts = tuple(np.bincount(y, minlength=len(found.classes)).tolist())
-        names = found.skipped.names | found.remarks.names
-        report = cls(found.classes, counts, found.skipped, found.hints, names=names, remarks=found.remarks)
-        report = replace(report, depth=found.depth, kind=found.kind)
-        if groups is None:
-            return report
-        single = tuple(found.classes[label] for label in grouping.single(y, groups))
-        return replace(report, scenes=grouping.count(groups, len(y)), single=single)
 
     @property
     def samples(self) -> int:

@@ -20,9 +20,20 @@ import numpy as np
 from msgspec import structs
 
 from edge_fl import modalities
+from edge_fl.data import grouping
 from edge_fl.data.class_names import class_of, folder_remarks, nearest_class, outside
 from edge_fl.data.datasets import given_input
-from edge_fl.data.samples import Array, Indices, Samples, as_groups, class_ids, numbered
+from edge_fl.data.samples import (
+    NO_GROUPS,
+    Array,
+    Groups,
+    Indices,
+    Labels,
+    Samples,
+    as_groups,
+    class_ids,
+    numbered,
+)
 from edge_fl.errors import DataError, NoLabelsError, shortened
 from edge_fl.files import npz
 from edge_fl.files.folder import UNREADABLE, unusable, walk
@@ -206,7 +217,24 @@ def count(location: str, spec: DataSpec, progress: Progress = ignore) -> DataRep
     labels = np.array([each.label for each in usable for _ in each.samples or [None]], np.int64)
     facts = [sample for each in usable for sample in each.samples]
     known = all(each.samples for each in usable)
-    return DataReport.of(found, labels, groups_of(facts, kind=found.kind) if known else None)
+    return report(found, labels, groups_of(facts, kind=found.kind) if known else None)
+
+
+def report(found: LabelledFolder | SourceData, y: Labels, groups: Groups | None) -> DataReport:
+    """Summarise samples that were found, with class ids y [n] in these groups [n] (None: not known yet)."""
+    known = NO_GROUPS if groups is None else groups
+    return DataReport(
+        found.classes,
+        tuple(np.bincount(y, minlength=len(found.classes)).tolist()),
+        found.skipped,
+        found.hints,
+        names=found.skipped.names | found.remarks.names,
+        scenes=0 if groups is None else grouping.count(groups, len(y)),
+        single=tuple(found.classes[label] for label in grouping.single(y, known)),
+        depth=found.depth,
+        kind=found.kind,
+        remarks=found.remarks,
+    )
 
 
 def folder(location: str, spec: DataSpec) -> SourceData:
