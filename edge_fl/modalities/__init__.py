@@ -161,8 +161,7 @@ def noise(levels: NDArray[np.uint8], input: InputSpec) -> NDArray[np.float32]:
         return scaled(levels)
     shape = (-1, *(1 for _ in input.shape[1:]))
     mean, std = (np.array(values, np.float32).reshape(shape) for values in (input.mean, input.std))
-    found: NDArray[np.float32] = mean + std * ((levels.astype(np.float32) - 127.5) / np.float32(73.9))
-    return found
+    return np.asarray(mean + std * ((levels.astype(np.float32) - 127.5) / np.float32(73.9)))
 
 
 def of(kind: Kind) -> Modality:

@@ -195,8 +195,7 @@ def synthetic(input: InputSpec, count: int, seed: int) -> Floats:
     swell = np.sin(np.pi * (np.arange(length) / length + rng.random((count, 3, 1)))) ** 2
     tones = (swell * np.sin(2 * np.pi * pitch * seconds)).mean(1)
     loudness = 10 ** rng.uniform(-2, 0, (count, 1))
-    found: NDArray[np.float32] = (loudness * (0.5 * pink + 0.5 * tones)).astype(np.float32)
-    return found
+    return np.asarray(loudness * (0.5 * pink + 0.5 * tones), np.float32)
 
 
 def spectrogram(x: Floats, rate: float) -> Floats:
@@ -206,8 +205,7 @@ def spectrogram(x: Floats, rate: float) -> Floats:
     window = np.hanning(frame + 1)[:-1]
     power = np.square(np.abs(np.fft.rfft(windows * window, axis=1)) * 2 / window.sum())
     db = 10 * np.log10(power @ mel_filters(rate, frame, power.shape[1]) + 10 ** (FLOOR_DB / 10))
-    levels: Floats = (1 - db.T / FLOOR_DB).clip(0, 1).astype(np.float32)
-    return levels
+    return np.asarray((1 - db.T / FLOOR_DB).clip(0, 1), np.float32)
 
 
 def frames_at(rate: float) -> tuple[int, int]:
@@ -223,8 +221,7 @@ def mel_filters(rate: float, frame: int, bins: int) -> Floats:
     frequencies = np.arange(bins)[:, None] * rate / frame
     rising, falling = frequencies - edges[:-2], edges[2:] - frequencies
     weights = np.minimum(rising / np.diff(edges)[:-1], falling / np.diff(edges)[1:])
-    found: Floats = weights.clip(0).astype(np.float32)
-    return found
+    return np.asarray(weights.clip(0), np.float32)
 
 
 def wav(x: Floats, rate: float) -> bytes:

@@ -153,8 +153,7 @@ def _cells(length: int, count: int = SIDE) -> NDArray[np.float32]:
     edges = np.linspace(0, length, count + 1)
     starts, places = edges[:-1, None], np.arange(length)
     overlap = np.minimum(edges[1:, None], places + 1) - np.maximum(starts, places)
-    shares: NDArray[np.float32] = (overlap.clip(0) / (length / count)).astype(np.float32)
-    return shares
+    return np.asarray(overlap.clip(0) / (length / count), np.float32)
 
 
 def check(path: Path, limits: FileLimits = LIMITS) -> None:
@@ -337,14 +336,10 @@ def _planes(picture: Image.Image) -> Pixels:
 def _whole(picture: Image.Image, mode: str, orientation: int, bits: int) -> Pixels:
     """Convert a whole picture in strips, so that no second one arises in Pillow."""
     width, height = picture.size
-    shape = (width, height) if orientation in _SIDES_SWAPPED else (height, width)
-    upright = np.empty((len(mode), *shape), np.uint8)
-    stored = upright.transpose(0, 2, 1) if orientation in _SIDES_SWAPPED else upright
-    y_step, x_step = _MIRRORED.get(orientation, (1, 1))
-    stored = stored[:, ::y_step, ::x_step]
+    stored = np.empty((len(mode), height, width), np.uint8)
     for top, bottom in _strips(picture.size, 1):
         stored[:, top:bottom] = _planes(_converted(picture.crop((0, top, width, bottom)), mode, bits))
-    return upright
+    return _turned(stored, orientation)
 
 
 def _turned(stored: Pixels, orientation: int) -> Pixels:

@@ -160,8 +160,7 @@ def synthetic(input: InputSpec, count: int, seed: int) -> Windows:
     found = np.sin(2 * np.pi * (turns * time + phase))
     found += (walk - walk.mean(2, keepdims=True)) / np.maximum(walk.std(2, keepdims=True), 1e-9)
     mean, std = (np.broadcast_to(values, input.channels)[:, None] for values in (input.mean, input.std))
-    sample: Windows = (mean + std * found / np.sqrt(1.5)).astype(np.float32)
-    return sample
+    return np.asarray(mean + std * found / np.sqrt(1.5), np.float32)
 
 
 def _clock(sheet: Columns, input: InputSpec | None) -> tuple[Numbers | None, set[int]]:

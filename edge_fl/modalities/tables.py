@@ -108,8 +108,7 @@ def read(
 def synthetic(input: InputSpec, count: int, seed: int) -> Values:
     """Rows [N, F] of normal values with the input's mean and std."""
     values = generator(seed, "release.synthetic").standard_normal((count, input.channels))
-    found: Values = (np.array(input.mean) + np.array(input.std) * values).astype(np.float32)
-    return found
+    return np.asarray(np.array(input.mean) + np.array(input.std) * values, np.float32)
 
 
 def _roles(sheet: Columns, class_column: str) -> tuple[int, list[int]]:

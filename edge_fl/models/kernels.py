@@ -135,15 +135,12 @@ def synthetic(count: int, channels: int, length: int, key: Tensor) -> Doubles:
     share = _uniform(key, 4, *each)
     x = share * sum(waves) + (1 - share) * noise / noise.std(axis=2, keepdims=True)
     x = x * np.exp(0.7 * (_normal(key, 5, *each) + _normal(key, 6, *both))) + _normal(key, 7, *both)
-    standardised: Doubles = (x - x.mean(axis=(0, 2), keepdims=True)) / x.std(axis=(0, 2), keepdims=True)
-    return standardised
+    return np.asarray((x - x.mean(axis=(0, 2), keepdims=True)) / x.std(axis=(0, 2), keepdims=True))
 
 
 def _uniform(key: Tensor, number: int, *shape: int) -> Doubles:
-    found: Doubles = uniform(fold(key, number), *shape).double().numpy()
-    return found
+    return np.asarray(uniform(fold(key, number), *shape), np.float64)
 
 
 def _normal(key: Tensor, number: int, *shape: int) -> Doubles:
-    found: Doubles = normal(fold(key, number), *shape).double().numpy()
-    return found
+    return np.asarray(normal(fold(key, number), *shape), np.float64)

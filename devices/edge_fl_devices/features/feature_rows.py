@@ -122,8 +122,7 @@ class FeatureRows:
 
 def read(path: Path, dim: int, rows: Sequence[int] | Rows) -> Features:
     """Read features [n, d] of these rows."""
-    z: Features = np.array(_mapped(path, dim)["z"][np.asarray(rows, np.int64)])
-    return z
+    return np.array(_mapped(path, dim)["z"][np.asarray(rows, np.int64)], np.float32)
 
 
 def of_pool(folder: Path, extractor: str, dim: int, bits: int = 0) -> Features:
