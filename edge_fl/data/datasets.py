@@ -143,13 +143,11 @@ def from_file(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Datas
         )
     kind = given.kind if given else "picture"
     groups = _together(content, "groups", parts, path)
-    samples, start = [], 0
+    samples = []
     for part in parts:
         where = f"{text(path)} ({part[1:]})" if part else text(path)
         x, y = content[f"x{part}"], content[f"y{part}"]
-        own = None if groups is None else groups[start : start + len(y)]
-        samples.append(Samples.of(x, y, names, where, kind, own))
-        start += len(y)
+        samples.append(Samples.of(x, y, names, where, kind, content.get(f"groups{part}")))
     merged = _merged(samples, path)
     if groups is not None:
         merged = replace(merged, groups=as_groups(groups, len(merged), text(path)))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path, PurePath
-from typing import BinaryIO, NamedTuple, Protocol, cast
+from typing import BinaryIO, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec, Kind
 from edge_fl.modalities.limits import FULL_BITS, LIMITS, MB, FileLimits
 
+Source: TypeAlias = Path | BinaryIO
 Thumbnails = NDArray[np.uint8]
 SIDE = 16
 """Thumbnails have SIDE² levels."""
@@ -62,9 +63,7 @@ class UnusableFileError(DataError):
     be good, because memory, permissions or the disk were to blame. path: None inside of `opened`, which knows it.
     """
 
-    def __init__(
-        self, path: Path | BinaryIO | None, reason: str, detail: str = "", *, passing: bool = False
-    ) -> None:
+    def __init__(self, path: Source | None, reason: str, detail: str = "", *, passing: bool = False) -> None:
         self.reason, self.detail, self.passing = reason, detail, passing
         super().__init__(f"{text(path) if isinstance(path, PurePath) else 'file'}: {self.words}")
 
@@ -104,7 +103,7 @@ class Modality(Protocol):
 
     def read(
         self,
-        path: Path | BinaryIO,
+        path: Source,
         input: InputSpec | None,
         limits: FileLimits = LIMITS,
         bits: int = FULL_BITS,
@@ -116,7 +115,7 @@ class Modality(Protocol):
 
 
 @contextmanager
-def opened(source: Path | BinaryIO) -> Iterator[BinaryIO]:
+def opened(source: Source) -> Iterator[BinaryIO]:
     """Open a file; whatever is raised inside the block becomes a UnusableFileError: a malformed file may cause an exception of any type."""
     try:
         if isinstance(source, Path) and (reason := unusable(source)):
@@ -135,7 +134,7 @@ def opened(source: Path | BinaryIO) -> Iterator[BinaryIO]:
         raise UnusableFileError(source, "damaged", brief(f"{type(error).__name__}: {error}")) from error
 
 
-def require_memory(source: Path | BinaryIO, needed: float, limits: FileLimits) -> None:
+def require_memory(source: Source, needed: float, limits: FileLimits) -> None:
     """Raise UnusableFileError if what a file needs, in bytes, is above the limits."""
     if needed > (allowed := min(limits.decoding_bytes, limits.max_bytes)):
         detail = f"it needs about {needed / MB:.0f} MB, allowed are {allowed / MB:.0f} MB; divide the file"

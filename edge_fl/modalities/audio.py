@@ -25,6 +25,7 @@ from edge_fl.files.npz import Array
 from edge_fl.inputs import InputSpec
 from edge_fl.modalities import (
     Reading,
+    Source,
     UnusableFileError,
     columns,
     opened,
@@ -105,14 +106,14 @@ def check(path: Path, limits: FileLimits = LIMITS) -> None:
     require_memory(path, header(path).memory(RATE), limits)
 
 
-def header(path: Path | BinaryIO) -> Header:
+def header(path: Source) -> Header:
     """Return what the header of a recording says. Raises UnusableFileError."""
     with _sound(path) as (found, _):
         return found
 
 
 def read(
-    path: Path | BinaryIO, input: InputSpec | None, limits: FileLimits = LIMITS, bits: int = FULL_BITS
+    path: Source, input: InputSpec | None, limits: FileLimits = LIMITS, bits: int = FULL_BITS
 ) -> Reading:
     """Return the clips [n, T] of a recording; without `input` all of it, at 16 kHz, as one sample. Raises UnusableFileError."""
     if input is None:
@@ -126,7 +127,7 @@ def read(
 
 
 def recording(
-    path: Path | BinaryIO, rate: float = RATE, limits: FileLimits = LIMITS
+    path: Source, rate: float = RATE, limits: FileLimits = LIMITS
 ) -> tuple[Floats, tuple[str, ...]]:
     """Return a recording [T], mono at `rate` Hz in -1..1, and remarks on its quality. Raises UnusableFileError."""
     with _sound(path) as (found, blocks):
@@ -233,7 +234,7 @@ def wav(x: Floats, rate: float) -> bytes:
 
 
 @contextmanager
-def _sound(path: Path | BinaryIO) -> Iterator[tuple[Header, Iterator[Floats]]]:
+def _sound(path: Source) -> Iterator[tuple[Header, Iterator[Floats]]]:
     """Open a recording: its header and its values in blocks [n, channels]; whatever is raised inside is a UnusableFileError."""
     with opened(path) as file:
         start = file.read(12)
@@ -290,7 +291,7 @@ def _exactly(file: BinaryIO, count: int) -> bytes:
     return found
 
 
-def _by_soundfile(path: Path | BinaryIO, file: BinaryIO) -> tuple[Header, Iterator[Floats]]:
+def _by_soundfile(path: Source, file: BinaryIO) -> tuple[Header, Iterator[Floats]]:
     try:
         soundfile: Any = importlib.import_module("soundfile")
     except (ImportError, OSError) as error:  # OSError: without libsndfile

@@ -30,6 +30,7 @@ from edge_fl.inputs import InputSpec, Resize
 from edge_fl.modalities import (
     SIDE,
     Reading,
+    Source,
     Thumbnails,
     UnusableFileError,
     formats,
@@ -191,7 +192,7 @@ def is_wide(path: Path, limits: FileLimits = LIMITS) -> bool:
         return _is_wide(picture)
 
 
-def bits_used(path: Path | BinaryIO, limits: FileLimits = LIMITS) -> tuple[int, bool]:
+def bits_used(path: Source, limits: FileLimits = LIMITS) -> tuple[int, bool]:
     """Return the bits that the brightest pixel of a 16-bit picture uses, and whether it has colours; 0 bits for other pictures.
 
     Raises UnusableFileError.
@@ -207,14 +208,14 @@ def bits_used(path: Path | BinaryIO, limits: FileLimits = LIMITS) -> tuple[int, 
 
 
 def read(
-    path: Path | BinaryIO, input: InputSpec | None, limits: FileLimits = LIMITS, bits: int = FULL_BITS
+    path: Source, input: InputSpec | None, limits: FileLimits = LIMITS, bits: int = FULL_BITS
 ) -> Reading:
     """Return the picture in a file as `decode`, as the only sample."""
     return Reading(decode(path, input, limits, bits)[None])
 
 
 def decode(
-    path: Path | BinaryIO, expected: InputSpec | None, limits: FileLimits = LIMITS, bits: int = FULL_BITS
+    path: Source, expected: InputSpec | None, limits: FileLimits = LIMITS, bits: int = FULL_BITS
 ) -> Pixels:
     """Return the picture, upright, as uint8 [C, H, W], resized by the policy of `expected`.
 
@@ -470,7 +471,7 @@ def _filled(pixels: Pixels, input: InputSpec) -> Pixels:
 
 
 @contextmanager
-def _opened(path: Path | BinaryIO, limits: FileLimits) -> Iterator[tuple[ImageFile.ImageFile, BinaryIO]]:
+def _opened(path: Source, limits: FileLimits) -> Iterator[tuple[ImageFile.ImageFile, BinaryIO]]:
     """Open a picture and its file; whatever is raised inside the block becomes a UnusableFileError."""
     with _DECODING, opened(path) as file, _explained(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about palettes and metadata; errors are raised

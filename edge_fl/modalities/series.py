@@ -25,12 +25,13 @@ from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec
 from edge_fl.modalities import (
     Reading,
+    Source,
     UnusableFileError,
     columns,
     require_kind,
     require_memory,
 )
-from edge_fl.modalities.columns import EMPTY, Columns, Numbers, Source
+from edge_fl.modalities.columns import EMPTY, Columns, Numbers
 from edge_fl.modalities.limits import FULL_BITS, LIMITS, FileLimits
 from edge_fl.seeds import generator
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from edge_fl.errors import DataError, shortened
 from edge_fl.files.npz import Array
 from edge_fl.inputs import InputSpec
-from edge_fl.modalities import Reading, UnusableFileError, columns, require_kind
-from edge_fl.modalities.columns import Columns, Source
+from edge_fl.modalities import Reading, Source, UnusableFileError, columns, require_kind
+from edge_fl.modalities.columns import Columns
 from edge_fl.modalities.limits import FULL_BITS, LIMITS, FileLimits
 from edge_fl.seeds import generator
 

@@ -94,9 +94,7 @@ def _drawn(channels: int, length: int, feature_dim: int, seed: int) -> _Drawn:
     """Draw the kernels, then their biases and the scale of the features from synthetic windows."""
     key, count = key_of(seed), feature_dim - channels
     longest = int(np.log2(max((length - 1) // (LENGTH - 1), 1)))
-    dilations = tuple(
-        2**exponent for exponent in sorted({*np.linspace(0, longest, DILATIONS).astype(int).tolist()})
-    )
+    dilations = tuple((2 ** np.unique(np.linspace(0, longest, DILATIONS).astype(int))).tolist())
     x = torch.from_numpy(
         synthetic(max(8, min(WINDOWS, VALUES // length)), channels, length, fold(key, 0))
     ).float()

@@ -223,10 +223,11 @@ class Learner:
 
     def sound(self, path: Path) -> bytes:
         """Return an audio recording as it is learned from, as a WAV file. Raises UnusableFileError."""
-        from edge_fl_maker.labelling import previews
+        from edge_fl.modalities import audio
 
+        rate = self._pool.input.rate if self._pool.input else audio.RATE
         with self._lock:
-            return previews.sound(path, self._pool.input)
+            return audio.wav(audio.recording(path, rate)[0], rate)
 
     def is_ranked(self, name: str) -> bool:
         """Whether the place of a file in `order` says how informative it is."""
@@ -427,11 +428,7 @@ class Learner:
             self._fleet = key, None
 
     def _request(
-        self,
-        y: dict[bytes, int],
-        unlabelled: NDArray[np.int64],
-        groups: Groups,
-        release: _Release,
+        self, y: dict[bytes, int], unlabelled: NDArray[np.int64], groups: Groups, release: _Release
     ) -> ImmediateFit:
         manifest, extras = release.manifest, release.installed.extras
         files = [key for key, count in zip(y, release.rows.counts(y), strict=True) for _ in range(count)]
