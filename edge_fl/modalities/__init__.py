@@ -102,11 +102,7 @@ class Modality(Protocol):
         """Read the header of a file. Raises UnusableFileError as `read`, apart from damage behind the header."""
 
     def read(
-        self,
-        path: Source,
-        input: InputSpec | None,
-        limits: FileLimits = LIMITS,
-        bits: int = FULL_BITS,
+        self, path: Source, input: InputSpec | None, limits: FileLimits = LIMITS, bits: int = FULL_BITS
     ) -> Reading:
         """Return the samples of a file, fitted to `input`; bits: of 16-bit pictures. Raises UnusableFileError."""
 
