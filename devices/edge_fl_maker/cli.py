@@ -96,7 +96,6 @@ def serve(
     import msgspec
 
     from edge_fl_devices import config as settings
-    from edge_fl_devices.board.installation import settings_file
     from edge_fl_maker.labelling.serve import serving
 
     known = None if config else settings.remembered(folder or DEVICE_FOLDER)
@@ -160,7 +159,8 @@ def watch(
         if publish:
             from edge_fl_maker import home_assistant
 
-            publisher = stack.enter_context(home_assistant.connected(config, id, connection.given()))
+            publisher = home_assistant.connected(config, id, connection.given())
+            stack.enter_context(closing(publisher))
         source = Stream(stream, model.current().manifest.input) if stream else Camera(camera)
         stack.enter_context(closing(source))
         for found in predictions(model, source, interval_s=interval, count=limit or 0, consensus=agreed):

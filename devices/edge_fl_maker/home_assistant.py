@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
 
 import msgspec
 
@@ -81,12 +80,6 @@ class HomeAssistant:
         with suppress(DeadlineError):
             self._transport.drain(DRAIN_S)
         self._transport.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _receive(self, event: Event) -> None:
         if isinstance(event, Connected):

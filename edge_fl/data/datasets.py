@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_fl.data.samples import Array, Dataset, Samples, as_groups, class_ids
+from edge_fl.data.samples import Array, Dataset, Samples, as_groups, class_ids, numbered
 from edge_fl.errors import DataError, brief, nearest
 from edge_fl.files import npz
 from edge_fl.files.paths import composed, text
@@ -143,13 +143,11 @@ def from_file(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Datas
         )
     kind = given.kind if given else "picture"
     groups = _together(content, "groups", parts, path)
-    samples, start = [], 0
+    samples = []
     for part in parts:
         where = f"{text(path)} ({part[1:]})" if part else text(path)
         x, y = content[f"x{part}"], content[f"y{part}"]
-        own = None if groups is None else groups[start : start + len(y)]
-        samples.append(Samples.of(x, y, names, where, kind, own))
-        start += len(y)
+        samples.append(Samples.of(x, y, names, where, kind, content.get(f"groups{part}")))
     merged = _merged(samples, path)
     if groups is not None:
         merged = replace(merged, groups=as_groups(groups, len(merged), text(path)))
@@ -250,12 +248,8 @@ def _class_names(content: dict[str, Array], path: Path) -> tuple[str, ...]:
                 f"{text(path)}: class name {repeated[0]!r} occurs more than once, expected different names"
             )
         return names
-    ids = [
-        class_ids(content[key], f"{text(path)} ({key})")
-        for key in ("y_train", "y_test", "y")
-        if key in content
-    ]
-    return tuple(map(str, range(1 + max((int(y.max()) for y in ids if len(y)), default=0))))
+    keys = [key for key in ("y_train", "y_test", "y") if key in content]
+    return numbered(class_ids(content[key], f"{text(path)} ({key})") for key in keys)
 
 
 def _hint(name: str) -> str:

@@ -7,7 +7,7 @@ converts other arrays. Samples of one group (of one recording, burst or person) 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -142,27 +142,13 @@ class Dataset:
     def input(self) -> InputSpec:
         """Input of an extractor for these samples, with mean and std per channel (of the original training samples)."""
         held_out = self.original_test
-        rows = (
-            np.flatnonzero(~held_out)
-            if held_out is not None and not held_out.all()
-            else np.arange(len(self.samples))
-        )
-        return modalities.of(self.kind).input_of(self.samples.x, rows, self.given)
+        is_used = np.ones(len(self.samples), bool) if held_out is None or held_out.all() else ~held_out
+        return modalities.of(self.kind).input_of(self.samples.x, np.flatnonzero(is_used), self.given)
 
     def fingerprint(self) -> str:
         """sha256 over the samples, the original test set and the domains."""
         marks = [mark.tobytes() for mark in (self.original_test, self.domains) if mark is not None]
         return hashlib.sha256(self.samples.fingerprint().encode() + b"".join(marks)).hexdigest()
-
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """Mean per channel, of pictures in 0..1."""
-        return self.input.mean
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """Standard deviation per channel, of pictures in 0..1."""
-        return self.input.std
 
 
 def as_groups(groups: Array | None, count: int, where: str) -> Groups:
@@ -204,3 +190,8 @@ def class_ids(y: Array, where: str) -> Labels:
             f"{where}: label {y[wrong[0]]} at index {wrong[0]}, expected 0..{MAX_CLASSES - 1} at most"
         )
     return y.astype(np.int64)
+
+
+def numbered(ids: Iterable[Labels]) -> tuple[str, ...]:
+    """The class ids of some sets up to the highest one, as names of classes."""
+    return tuple(map(str, range(1 + max((int(each.max()) for each in ids if len(each)), default=0))))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path, PurePath
-from typing import BinaryIO, NamedTuple, Protocol, cast
+from typing import BinaryIO, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,19 +23,19 @@ from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec, Kind
 from edge_fl.modalities.limits import FULL_BITS, LIMITS, MB, FileLimits
 
+Source: TypeAlias = Path | BinaryIO
 Thumbnails = NDArray[np.uint8]
 SIDE = 16
 """Thumbnails have SIDE² levels."""
 
 
 class About(NamedTuple):
-    """Words and files of a kind of samples: what one and many are called, its files by suffix, and when samples belong together."""
+    """Words and files of a kind of samples: what one and many are called, and its files by suffix."""
 
     sample: str
     samples: str
     files: str
     suffixes: frozenset[str]
-    together: str
 
 
 ABOUT: dict[Kind, About] = {
@@ -46,19 +46,12 @@ ABOUT: dict[Kind, About] = {
         frozenset(
             ".png .jpg .jpeg .jfif .mpo .webp .bmp .gif .tif .tiff .ppm .pgm .heic .heif .avif".split()
         ),
-        "near duplicates, pictures of one minute, frames of one recording",
     ),
     "series": About(
-        "window",
-        "windows",
-        "CSV or NPZ recordings",
-        frozenset({".csv", ".tsv", ".txt", ".npz", ".parquet"}),
-        "windows of one recording",
+        "window", "windows", "CSV or NPZ recordings", frozenset({".csv", ".tsv", ".txt", ".npz", ".parquet"})
     ),
-    "audio": About(
-        "clip", "clips", "WAV or FLAC recordings", frozenset({".wav", ".flac"}), "clips of one recording"
-    ),
-    "table": About("row", "rows", "CSV files", frozenset({".csv", ".tsv", ".txt"}), "rows of one group"),
+    "audio": About("clip", "clips", "WAV or FLAC recordings", frozenset({".wav", ".flac"})),
+    "table": About("row", "rows", "CSV files", frozenset({".csv", ".tsv", ".txt"})),
 }
 MODULES: dict[Kind, str] = {"picture": "pictures", "series": "series", "audio": "audio", "table": "tables"}
 
@@ -67,12 +60,10 @@ class UnusableFileError(DataError):
     """A file from which no sample can be read.
 
     reason: contains nothing of the file, so that reasons can be counted and sent. detail: for this machine. passing: the file itself may
-    be good, because memory, permissions or the disk were to blame.
+    be good, because memory, permissions or the disk were to blame. path: None inside of `opened`, which knows it.
     """
 
-    def __init__(
-        self, path: Path | BinaryIO, reason: str, detail: str = "", *, passing: bool = False
-    ) -> None:
+    def __init__(self, path: Source | None, reason: str, detail: str = "", *, passing: bool = False) -> None:
         self.reason, self.detail, self.passing = reason, detail, passing
         super().__init__(f"{text(path) if isinstance(path, PurePath) else 'file'}: {self.words}")
 
@@ -111,26 +102,16 @@ class Modality(Protocol):
         """Read the header of a file. Raises UnusableFileError as `read`, apart from damage behind the header."""
 
     def read(
-        self,
-        path: Path | BinaryIO,
-        input: InputSpec | None,
-        limits: FileLimits = LIMITS,
-        bits: int = FULL_BITS,
+        self, path: Source, input: InputSpec | None, limits: FileLimits = LIMITS, bits: int = FULL_BITS
     ) -> Reading:
         """Return the samples of a file, fitted to `input`; bits: of 16-bit pictures. Raises UnusableFileError."""
 
     def synthetic(self, input: InputSpec, count: int, seed: int) -> Array:
         """Return `count` samples that resemble real ones, for calibration without data."""
 
-    def thumbnails(self, x: Array) -> Thumbnails:
-        """Return 256 levels of each sample, by which near duplicates are found (`edge_fl.data.grouping`)."""
-
-    def side(self, x: Array) -> int:
-        """Return how much detail samples have: the shorter side of pictures in pixels, 0 for others."""
-
 
 @contextmanager
-def opened(source: Path | BinaryIO) -> Iterator[BinaryIO]:
+def opened(source: Source) -> Iterator[BinaryIO]:
     """Open a file; whatever is raised inside the block becomes a UnusableFileError: a malformed file may cause an exception of any type."""
     try:
         if isinstance(source, Path) and (reason := unusable(source)):
@@ -138,8 +119,8 @@ def opened(source: Path | BinaryIO) -> Iterator[BinaryIO]:
         with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
             file.seek(0)
             yield file
-    except UnusableFileError:
-        raise
+    except UnusableFileError as error:
+        raise UnusableFileError(source, error.reason, error.detail, passing=error.passing) from error
     except EOFError as error:
         raise UnusableFileError(source, "truncated") from error
     except Exception as error:
@@ -149,7 +130,7 @@ def opened(source: Path | BinaryIO) -> Iterator[BinaryIO]:
         raise UnusableFileError(source, "damaged", brief(f"{type(error).__name__}: {error}")) from error
 
 
-def require_memory(source: Path | BinaryIO, needed: float, limits: FileLimits) -> None:
+def require_memory(source: Source, needed: float, limits: FileLimits) -> None:
     """Raise UnusableFileError if what a file needs, in bytes, is above the limits."""
     if needed > (allowed := min(limits.decoding_bytes, limits.max_bytes)):
         detail = f"it needs about {needed / MB:.0f} MB, allowed are {allowed / MB:.0f} MB; divide the file"
@@ -175,22 +156,7 @@ def noise(levels: NDArray[np.uint8], input: InputSpec) -> NDArray[np.float32]:
         return scaled(levels)
     shape = (-1, *(1 for _ in input.shape[1:]))
     mean, std = (np.array(values, np.float32).reshape(shape) for values in (input.mean, input.std))
-    found: NDArray[np.float32] = mean + std * ((levels.astype(np.float32) - 127.5) / np.float32(73.9))
-    return found
-
-
-def rounded(values: NDArray[np.float64]) -> tuple[float, ...]:
-    """Return values as they are written in an `InputSpec`."""
-    return tuple(round(float(value), 6) for value in values)
-
-
-def cells(length: int, count: int = SIDE) -> NDArray[np.float32]:
-    """Weights [count, length] of the mean of each of `count` equal cells; values on an edge count by their part."""
-    edges = np.linspace(0, length, count + 1)
-    starts, places = edges[:-1, None], np.arange(length)
-    overlap = np.minimum(edges[1:, None], places + 1) - np.maximum(starts, places)
-    shares: NDArray[np.float32] = (overlap.clip(0) / (length / count)).astype(np.float32)
-    return shares
+    return np.asarray(mean + std * ((levels.astype(np.float32) - 127.5) / np.float32(73.9)))
 
 
 def of(kind: Kind) -> Modality:

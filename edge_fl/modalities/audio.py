@@ -24,11 +24,9 @@ from edge_fl.errors import DataError
 from edge_fl.files.npz import Array
 from edge_fl.inputs import InputSpec
 from edge_fl.modalities import (
-    SIDE,
     Reading,
-    Thumbnails,
+    Source,
     UnusableFileError,
-    cells,
     columns,
     opened,
     require_kind,
@@ -75,7 +73,7 @@ class Header(NamedTuple):
         return 4 * (self.frames + 3 * self.seconds * rate)
 
 
-fit, input_of, side = columns.fit, columns.input_of, columns.side
+fit, input_of = columns.fit, columns.input_of
 
 
 def arrays(x: Array, where: str) -> Floats:
@@ -108,14 +106,14 @@ def check(path: Path, limits: FileLimits = LIMITS) -> None:
     require_memory(path, header(path).memory(RATE), limits)
 
 
-def header(path: Path | BinaryIO) -> Header:
+def header(path: Source) -> Header:
     """Return what the header of a recording says. Raises UnusableFileError."""
     with _sound(path) as (found, _):
         return found
 
 
 def read(
-    path: Path | BinaryIO, input: InputSpec | None, limits: FileLimits = LIMITS, bits: int = FULL_BITS
+    path: Source, input: InputSpec | None, limits: FileLimits = LIMITS, bits: int = FULL_BITS
 ) -> Reading:
     """Return the clips [n, T] of a recording; without `input` all of it, at 16 kHz, as one sample. Raises UnusableFileError."""
     if input is None:
@@ -123,16 +121,13 @@ def read(
         return Reading(x[None], remarks)
     require_kind(input, "audio", "recording")
     x, remarks = recording(path, input.rate, limits)
-    short = (
-        ()
-        if len(x) >= input.window
-        else (f"shorter than a clip of {input.window / input.rate:.3g} s: padded",)
-    )
-    return Reading(clips(x, input), remarks + short)
+    if len(x) < input.window:
+        remarks += (f"shorter than a clip of {input.window / input.rate:.3g} s: padded",)
+    return Reading(clips(x, input), remarks)
 
 
 def recording(
-    path: Path | BinaryIO, rate: float = RATE, limits: FileLimits = LIMITS
+    path: Source, rate: float = RATE, limits: FileLimits = LIMITS
 ) -> tuple[Floats, tuple[str, ...]]:
     """Return a recording [T], mono at `rate` Hz in -1..1, and remarks on its quality. Raises UnusableFileError."""
     with _sound(path) as (found, blocks):
@@ -201,18 +196,7 @@ def synthetic(input: InputSpec, count: int, seed: int) -> Floats:
     swell = np.sin(np.pi * (np.arange(length) / length + rng.random((count, 3, 1)))) ** 2
     tones = (swell * np.sin(2 * np.pi * pitch * seconds)).mean(1)
     loudness = 10 ** rng.uniform(-2, 0, (count, 1))
-    found: NDArray[np.float32] = (loudness * (0.5 * pink + 0.5 * tones)).astype(np.float32)
-    return found
-
-
-def thumbnails(x: Floats) -> Thumbnails:
-    """Clips [n, T] -> SIDE bands of their spectrogram at SIDE times, uint8 [n, SIDE²]."""
-    found = np.empty((len(x), SIDE * SIDE), np.uint8)
-    for row, clip in enumerate(x):
-        levels = spectrogram(clip, RATE)
-        coarse = cells(levels.shape[0]) @ levels @ cells(levels.shape[1]).T
-        found[row] = np.rint(255 * coarse).reshape(-1).astype(np.uint8)
-    return found
+    return np.asarray(loudness * (0.5 * pink + 0.5 * tones), np.float32)
 
 
 def spectrogram(x: Floats, rate: float) -> Floats:
@@ -222,8 +206,7 @@ def spectrogram(x: Floats, rate: float) -> Floats:
     window = np.hanning(frame + 1)[:-1]
     power = np.square(np.abs(np.fft.rfft(windows * window, axis=1)) * 2 / window.sum())
     db = 10 * np.log10(power @ mel_filters(rate, frame, power.shape[1]) + 10 ** (FLOOR_DB / 10))
-    levels: Floats = (1 - db.T / FLOOR_DB).clip(0, 1).astype(np.float32)
-    return levels
+    return np.asarray((1 - db.T / FLOOR_DB).clip(0, 1), np.float32)
 
 
 def frames_at(rate: float) -> tuple[int, int]:
@@ -239,8 +222,7 @@ def mel_filters(rate: float, frame: int, bins: int) -> Floats:
     frequencies = np.arange(bins)[:, None] * rate / frame
     rising, falling = frequencies - edges[:-2], edges[2:] - frequencies
     weights = np.minimum(rising / np.diff(edges)[:-1], falling / np.diff(edges)[1:])
-    found: Floats = weights.clip(0).astype(np.float32)
-    return found
+    return np.asarray(weights.clip(0), np.float32)
 
 
 def wav(x: Floats, rate: float) -> bytes:
@@ -252,7 +234,7 @@ def wav(x: Floats, rate: float) -> bytes:
 
 
 @contextmanager
-def _sound(path: Path | BinaryIO) -> Iterator[tuple[Header, Iterator[Floats]]]:
+def _sound(path: Source) -> Iterator[tuple[Header, Iterator[Floats]]]:
     """Open a recording: its header and its values in blocks [n, channels]; whatever is raised inside is a UnusableFileError."""
     with opened(path) as file:
         start = file.read(12)
@@ -309,7 +291,7 @@ def _exactly(file: BinaryIO, count: int) -> bytes:
     return found
 
 
-def _by_soundfile(path: Path | BinaryIO, file: BinaryIO) -> tuple[Header, Iterator[Floats]]:
+def _by_soundfile(path: Source, file: BinaryIO) -> tuple[Header, Iterator[Floats]]:
     try:
         soundfile: Any = importlib.import_module("soundfile")
     except (ImportError, OSError) as error:  # OSError: without libsndfile

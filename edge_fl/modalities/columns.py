@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from msgspec import structs
@@ -26,10 +26,9 @@ from edge_fl.files import user_text
 from edge_fl.files.npz import Array
 from edge_fl.files.paths import composed, text
 from edge_fl.inputs import InputSpec
-from edge_fl.modalities import UnusableFileError, opened, require_memory
+from edge_fl.modalities import Source, UnusableFileError, opened, require_memory
 from edge_fl.modalities.limits import LIMITS, FileLimits
 
-Source: TypeAlias = Path | BinaryIO
 Numbers = NDArray[np.float64]
 COST = 12
 """Bytes of memory for a byte of a text file, if its numbers have 2 digits; 5 if they have 8."""
@@ -302,8 +301,3 @@ def input_of(x: NDArray[np.float32], rows: NDArray[np.int64], given: InputSpec |
 def check(path: Path, limits: FileLimits = LIMITS) -> None:
     """Read the first lines of a file. Raises UnusableFileError as `read`, apart from damage behind them."""
     read(path, limits, head=True)
-
-
-def side(x: Array) -> int:
-    """Return 0: only pictures have a size."""
-    return 0

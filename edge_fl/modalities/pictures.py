@@ -25,18 +25,17 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 
 from edge_fl.errors import DataError, brief
 from edge_fl.files import paths
-from edge_fl.files.folder import unusable
 from edge_fl.files.npz import Array
 from edge_fl.inputs import InputSpec, Resize
 from edge_fl.modalities import (
     SIDE,
     Reading,
+    Source,
     Thumbnails,
     UnusableFileError,
-    cells,
     formats,
+    opened,
     require_kind,
-    rounded,
 )
 from edge_fl.modalities.formats import PictureFormat
 from edge_fl.modalities.limits import FULL_BITS, LIMITS, MB, Depth, FileLimits
@@ -120,9 +119,8 @@ def input_of(x: Pixels, rows: NDArray[np.int64], given: InputSpec | None = None)
     # a constant channel is divided by one grey level, not by zero
     std = np.sqrt(np.maximum(squares / pixels - mean**2, 1.0))
     input = given or InputSpec((channels, height, width))
-    return structs.replace(
-        input, shape=(channels, height, width), mean=rounded(mean / 255), std=rounded(std / 255)
-    )
+    means, stds = (tuple(round(value, 6) for value in (each / 255).tolist()) for each in (mean, std))
+    return structs.replace(input, shape=(channels, height, width), mean=means, std=stds)
 
 
 def synthetic(input: InputSpec, count: int, seed: int) -> Pixels:
@@ -142,7 +140,7 @@ def synthetic(input: InputSpec, count: int, seed: int) -> Pixels:
 def thumbnails(x: Pixels) -> Thumbnails:
     """Images [n, C, H, W] with 1 or 3 channels -> grey means of SIDE x SIDE cells, uint8 [n, SIDE²]."""
     _, channels, height, width = x.shape
-    down, across = cells(height), cells(width)
+    down, across = _cells(height), _cells(width)
     colours = np.array(GREY if channels == len(GREY) else [1 / channels] * channels, np.float32)
     found = np.empty((len(x), SIDE * SIDE), np.uint8)
     for row, image in enumerate(x):
@@ -151,9 +149,12 @@ def thumbnails(x: Pixels) -> Thumbnails:
     return found
 
 
-def side(x: Pixels) -> int:
-    """Return the shorter side of images [N, C, H, W] in pixels."""
-    return int(min(x.shape[2:]))
+def _cells(length: int, count: int = SIDE) -> NDArray[np.float32]:
+    """Weights [count, length] of the mean of each of `count` equal cells; values on an edge count by their part."""
+    edges = np.linspace(0, length, count + 1)
+    starts, places = edges[:-1, None], np.arange(length)
+    overlap = np.minimum(edges[1:, None], places + 1) - np.maximum(starts, places)
+    return np.asarray(overlap.clip(0) / (length / count), np.float32)
 
 
 def check(path: Path, limits: FileLimits = LIMITS) -> None:
@@ -191,7 +192,7 @@ def is_wide(path: Path, limits: FileLimits = LIMITS) -> bool:
         return _is_wide(picture)
 
 
-def bits_used(path: Path | BinaryIO, limits: FileLimits = LIMITS) -> tuple[int, bool]:
+def bits_used(path: Source, limits: FileLimits = LIMITS) -> tuple[int, bool]:
     """Return the bits that the brightest pixel of a 16-bit picture uses, and whether it has colours; 0 bits for other pictures.
 
     Raises UnusableFileError.
@@ -207,14 +208,14 @@ def bits_used(path: Path | BinaryIO, limits: FileLimits = LIMITS) -> tuple[int, 
 
 
 def read(
-    path: Path | BinaryIO, input: InputSpec | None, limits: FileLimits = LIMITS, bits: int = FULL_BITS
+    path: Source, input: InputSpec | None, limits: FileLimits = LIMITS, bits: int = FULL_BITS
 ) -> Reading:
     """Return the picture in a file as `decode`, as the only sample."""
     return Reading(decode(path, input, limits, bits)[None])
 
 
 def decode(
-    path: Path | BinaryIO, expected: InputSpec | None, limits: FileLimits = LIMITS, bits: int = FULL_BITS
+    path: Source, expected: InputSpec | None, limits: FileLimits = LIMITS, bits: int = FULL_BITS
 ) -> Pixels:
     """Return the picture, upright, as uint8 [C, H, W], resized by the policy of `expected`.
 
@@ -317,9 +318,8 @@ def _highest(picture: Image.Image) -> int:
 
 def _require_within(highest: int, bits: int) -> None:
     if highest >> bits:
-        raise _UnusableError(
-            f"uses more than {bits} bits, the range of these pictures: set bits = {FULL_BITS}"
-        )
+        reason = f"uses more than {bits} bits, the range of these pictures: set bits = {FULL_BITS}"
+        raise UnusableFileError(None, reason)
 
 
 def _mode(picture: Image.Image) -> str:
@@ -337,14 +337,10 @@ def _planes(picture: Image.Image) -> Pixels:
 def _whole(picture: Image.Image, mode: str, orientation: int, bits: int) -> Pixels:
     """Convert a whole picture in strips, so that no second one arises in Pillow."""
     width, height = picture.size
-    shape = (width, height) if orientation in _SIDES_SWAPPED else (height, width)
-    upright = np.empty((len(mode), *shape), np.uint8)
-    stored = upright.transpose(0, 2, 1) if orientation in _SIDES_SWAPPED else upright
-    y_step, x_step = _MIRRORED.get(orientation, (1, 1))
-    stored = stored[:, ::y_step, ::x_step]
+    stored = np.empty((len(mode), height, width), np.uint8)
     for top, bottom in _strips(picture.size, 1):
         stored[:, top:bottom] = _planes(_converted(picture.crop((0, top, width, bottom)), mode, bits))
-    return upright
+    return _turned(stored, orientation)
 
 
 def _turned(stored: Pixels, orientation: int) -> Pixels:
@@ -375,8 +371,8 @@ def _taken(picture: Image.Image) -> str:
 
 def grey_png(file: BinaryIO, limits: FileLimits = LIMITS) -> bytes:
     """Return a grey 16-bit picture as a PNG with all its bits. Raises UnusableFileError."""
-    with _opened(file, limits) as (picture, opened):
-        _require_affordable(picture, opened, picture.size, 8 * picture.size[0] * picture.size[1], limits)
+    with _opened(file, limits) as (picture, source):
+        _require_affordable(picture, source, picture.size, 8 * picture.size[0] * picture.size[1], limits)
         buffer = BytesIO()
         Image.fromarray(np.asarray(picture).clip(0, 65535).astype(np.uint16)).save(buffer, "PNG")
     return buffer.getvalue()
@@ -454,10 +450,10 @@ def _converted(picture: Image.Image, mode: str, bits: int) -> Image.Image:
     elif picture.mode == "F":  # Pillow's conversion would round 0..1 to black
         pixels = np.asarray(picture)
         if not ((pixels >= 0) & (pixels <= 1)).all():  # also rejects NaN
-            raise _UnusableError(FLOAT_ADVICE)
+            raise UnusableFileError(None, FLOAT_ADVICE)
         picture = Image.fromarray(np.rint(255 * pixels).astype(np.uint8))
     elif picture.mode not in _PLAIN:
-        raise _UnusableError(f"{picture.mode} colours are not read: store them as RGB")
+        raise UnusableFileError(None, f"{picture.mode} colours are not read: store them as RGB")
     return picture.convert(mode)
 
 
@@ -475,29 +471,20 @@ def _filled(pixels: Pixels, input: InputSpec) -> Pixels:
 
 
 @contextmanager
-def _opened(path: Path | BinaryIO, limits: FileLimits) -> Iterator[tuple[ImageFile.ImageFile, BinaryIO]]:
+def _opened(path: Source, limits: FileLimits) -> Iterator[tuple[ImageFile.ImageFile, BinaryIO]]:
     """Open a picture and its file; whatever is raised inside the block becomes a UnusableFileError."""
-    with _DECODING, _reasons(path), warnings.catch_warnings(), _file(path) as file:
+    with _DECODING, opened(path) as file, _explained(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about palettes and metadata; errors are raised
-        file.seek(0)
         format = formats.find(file.read(formats.START_BYTES))
         if isinstance(format, str):
-            raise _UnusableError(format)
+            raise UnusableFileError(None, format)
         _require_decoder(format)
         if (size := file.seek(0, 2)) > limits.decoding_bytes:  # some decoders read the whole file at once
             detail = f"a file of {size / MB:.0f} MB, this board allows {limits.decoding_bytes / MB:.0f} MB"
-            raise _UnusableError(TOO_LARGE, detail)
+            raise UnusableFileError(None, TOO_LARGE, detail)
         file.seek(0)
         with Image.open(file, formats=[format.name]) as picture:
             yield picture, file
-
-
-def _file(path: Path | BinaryIO) -> AbstractContextManager[BinaryIO]:
-    if not isinstance(path, Path):
-        return nullcontext(path)
-    if reason := unusable(path):
-        raise _UnusableError(reason, passing=True)
-    return path.open("rb")
 
 
 def _require_decoder(format: PictureFormat) -> None:
@@ -505,11 +492,12 @@ def _require_decoder(format: PictureFormat) -> None:
     try:
         plugin = importlib.import_module(format.plugin)
     except ImportError as error:
-        raise _UnusableError(HEIC_ADVICE if format is formats.HEIF else _NO_DECODER % format.name) from error
+        advice = HEIC_ADVICE if format is formats.HEIF else _NO_DECODER % format.name
+        raise UnusableFileError(None, advice) from error
     if format is formats.HEIF:
         plugin.register_heif_opener()
     if format.name not in Image.OPEN or not getattr(plugin, "SUPPORTED", True):
-        raise _UnusableError(_NO_DECODER % format.name)
+        raise UnusableFileError(None, _NO_DECODER % format.name)
 
 
 def _require_affordable(
@@ -518,51 +506,29 @@ def _require_affordable(
     """Check what decoding takes against the limits. `stored`: the size before a JPEG's reduction. `own_bytes`: taken by this module."""
     megapixels = stored[0] * stored[1] / 1e6
     if stored[0] * stored[1] > limits.max_pixels:
-        raise _UnusableError(TOO_LARGE, f"{megapixels:.1f} megapixels, at most {limits.max_pixels / 1e6:g}")
-    needed, allowed = (
-        own_bytes + formats.decoding_bytes(picture, file, stored),
-        limits.decoding_bytes,
-    )
-    if needed > allowed:
-        raise _UnusableError(
-            TOO_LARGE,
-            f"decoding takes about {needed / MB:.0f} MB, this board allows {allowed / MB:.0f} MB"
-            f" ({megapixels:.1f} megapixels of {picture.format})",
-        )
-
-
-class _UnusableError(Exception):
-    """Why a file cannot be used as a picture; the arguments are those of UnusableFileError without the path."""
-
-    def __init__(self, reason: str, detail: str = "", *, passing: bool = False) -> None:
-        super().__init__(reason)
-        self.reason, self.detail, self.passing = reason, detail, passing
+        detail = f"{megapixels:.1f} megapixels, at most {limits.max_pixels / 1e6:g}"
+        raise UnusableFileError(None, TOO_LARGE, detail)
+    needed = own_bytes + formats.decoding_bytes(picture, file, stored)
+    if needed > (allowed := limits.decoding_bytes):
+        detail = f"decoding takes about {needed / MB:.0f} MB, this board allows {allowed / MB:.0f} MB"
+        detail += f" ({megapixels:.1f} megapixels of {picture.format})"
+        raise UnusableFileError(None, TOO_LARGE, detail)
 
 
 @contextmanager
-def _reasons(path: Path | BinaryIO) -> Iterator[None]:
-    """Turn whatever a decoder raises into a UnusableFileError: a malformed file may cause an exception of any type."""
+def _explained() -> Iterator[None]:
+    """Turn errors of Pillow in the block into what they mean."""
     try:
         yield
     except Exception as error:
-        why = error if isinstance(error, _UnusableError) else _why(error)
-        log.debug("%s: %s", paths.text(path) if isinstance(path, Path) else "picture", why, exc_info=True)
-        raise UnusableFileError(path, why.reason, why.detail, passing=why.passing) from error
-
-
-def _why(error: Exception) -> _UnusableError:
-    text = str(error)
-    if isinstance(error, MemoryError):
-        return _UnusableError("out of memory", passing=True)
-    if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the decoder
-        return _UnusableError((error.strerror or "cannot be read").lower(), passing=True)
-    if isinstance(error, Image.DecompressionBombError):
-        return _UnusableError(TOO_LARGE, brief(text))
-    if isinstance(error, UnidentifiedImageError):  # its text names the object that was read
-        return _UnusableError("damaged", "its header cannot be read")
-    if isinstance(error, EOFError) or "truncated" in text.lower():
-        return _UnusableError("truncated")
-    return _UnusableError("damaged", brief(f"{type(error).__name__}: {text}"))
+        log.debug("a picture that cannot be used", exc_info=True)
+        if isinstance(error, Image.DecompressionBombError):
+            raise UnusableFileError(None, TOO_LARGE, brief(str(error))) from error
+        if isinstance(error, UnidentifiedImageError):  # its text names the object that was read
+            raise UnusableFileError(None, "damaged", "its header cannot be read") from error
+        if getattr(error, "errno", None) is None and "truncated" in str(error).lower():
+            raise EOFError from error
+        raise
 
 
 def depth_of(

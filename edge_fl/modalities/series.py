@@ -24,15 +24,14 @@ from edge_fl.files.npz import Array
 from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec
 from edge_fl.modalities import (
-    SIDE,
     Reading,
-    Thumbnails,
+    Source,
     UnusableFileError,
     columns,
     require_kind,
     require_memory,
 )
-from edge_fl.modalities.columns import EMPTY, Columns, Numbers, Source
+from edge_fl.modalities.columns import EMPTY, Columns, Numbers
 from edge_fl.modalities.limits import FULL_BITS, LIMITS, FileLimits
 from edge_fl.seeds import generator
 
@@ -56,7 +55,7 @@ _ASIDE = set("unix utc local logging system sample since start recording stamp".
 _BETWEEN_WORDS = re.compile(r"[\s_.-]+|(?<=[a-z])(?=[A-Z])")
 _EPOCH = (1.2e9, 2.6e9)  # seconds from 1970 to 2008 and 2052
 
-check, fit, input_of, side = columns.check, columns.fit, columns.input_of, columns.side
+check, fit, input_of = columns.check, columns.fit, columns.input_of
 
 
 def arrays(x: Array, where: str) -> Windows:
@@ -162,21 +161,7 @@ def synthetic(input: InputSpec, count: int, seed: int) -> Windows:
     found = np.sin(2 * np.pi * (turns * time + phase))
     found += (walk - walk.mean(2, keepdims=True)) / np.maximum(walk.std(2, keepdims=True), 1e-9)
     mean, std = (np.broadcast_to(values, input.channels)[:, None] for values in (input.mean, input.std))
-    sample: Windows = (mean + std * found / np.sqrt(1.5)).astype(np.float32)
-    return sample
-
-
-def thumbnails(x: Windows) -> Thumbnails:
-    """Windows [n, C, T] as 256 levels [n, 256]: means of cells, each channel by its own mean and std; a flat one is level."""
-    found = np.empty((len(x), SIDE * SIDE), np.uint8)
-    edges = np.linspace(0, math.prod(x.shape[1:]), SIDE * SIDE + 1).astype(int)
-    for row, window in enumerate(x):
-        centred = window - window.mean(1, keepdims=True)
-        spread = centred.std(1, keepdims=True)
-        values = centred / np.where(spread > 1e-6 * np.abs(window).max(1, keepdims=True), spread, np.inf)
-        means = np.add.reduceat(values.reshape(-1), edges[:-1]) / np.maximum(np.diff(edges), 1)
-        found[row] = np.rint(128 + 32 * means).clip(1, 254)
-    return found
+    return np.asarray(mean + std * found / np.sqrt(1.5), np.float32)
 
 
 def _clock(sheet: Columns, input: InputSpec | None) -> tuple[Numbers | None, set[int]]:

@@ -6,7 +6,6 @@ has one of the names CLASSES, or is the last text column. Rows with the same val
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,8 +17,8 @@ from numpy.typing import NDArray
 from edge_fl.errors import DataError, shortened
 from edge_fl.files.npz import Array
 from edge_fl.inputs import InputSpec
-from edge_fl.modalities import SIDE, Reading, Thumbnails, UnusableFileError, columns, require_kind
-from edge_fl.modalities.columns import Columns, Source
+from edge_fl.modalities import Reading, Source, UnusableFileError, columns, require_kind
+from edge_fl.modalities.columns import Columns
 from edge_fl.modalities.limits import FULL_BITS, LIMITS, FileLimits
 from edge_fl.seeds import generator
 
@@ -27,7 +26,7 @@ Values = NDArray[np.float32]
 CLASSES = ("class", "label", "target", "species")
 GROUPS = ("group", "site")
 
-check, fit, input_of, side = columns.check, columns.fit, columns.input_of, columns.side
+check, fit, input_of = columns.check, columns.fit, columns.input_of
 
 
 class Rows(NamedTuple):
@@ -109,14 +108,7 @@ def read(
 def synthetic(input: InputSpec, count: int, seed: int) -> Values:
     """Rows [N, F] of normal values with the input's mean and std."""
     values = generator(seed, "release.synthetic").standard_normal((count, input.channels))
-    found: Values = (np.array(input.mean) + np.array(input.std) * values).astype(np.float32)
-    return found
-
-
-def thumbnails(x: Values) -> Thumbnails:
-    """A hash of each row, uint8 [n, 256]: only equal rows are near duplicates, whatever the scales of their columns."""
-    hashes = b"".join(hashlib.shake_128(row.tobytes()).digest(SIDE * SIDE) for row in x)
-    return np.frombuffer(hashes, np.uint8).reshape(len(x), SIDE * SIDE)
+    return np.asarray(np.array(input.mean) + np.array(input.std) * values, np.float32)
 
 
 def _roles(sheet: Columns, class_column: str) -> tuple[int, list[int]]:

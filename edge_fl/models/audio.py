@@ -83,10 +83,8 @@ class AudioCnn(Chain):
         widths = (1, width, 2 * width, 4 * width, 4 * width)
         blocks = [layer for two in pairwise(widths) for layer in block(*two, 3, padding=1, norm=norm)]
         frames = self.log_mel(torch.zeros(1, input.window)).shape[3]
-        self.features, self.feature_dim = (
-            Features(nn.Sequential(*blocks), (1, BANDS, frames), feature_dim),
-            feature_dim,
-        )
+        self.features = Features(nn.Sequential(*blocks), (1, BANDS, frames), feature_dim)
+        self.feature_dim = feature_dim
 
     def layers(self) -> Sequence[Callable[[Tensor], Tensor]]:
         return self.log_mel, self.features

@@ -94,9 +94,7 @@ def _drawn(channels: int, length: int, feature_dim: int, seed: int) -> _Drawn:
     """Draw the kernels, then their biases and the scale of the features from synthetic windows."""
     key, count = key_of(seed), feature_dim - channels
     longest = int(np.log2(max((length - 1) // (LENGTH - 1), 1)))
-    dilations = tuple(
-        2**exponent for exponent in sorted({*np.linspace(0, longest, DILATIONS).astype(int).tolist()})
-    )
+    dilations = tuple((2 ** np.unique(np.linspace(0, longest, DILATIONS).astype(int))).tolist())
     x = torch.from_numpy(
         synthetic(max(8, min(WINDOWS, VALUES // length)), channels, length, fold(key, 0))
     ).float()
@@ -135,15 +133,12 @@ def synthetic(count: int, channels: int, length: int, key: Tensor) -> Doubles:
     share = _uniform(key, 4, *each)
     x = share * sum(waves) + (1 - share) * noise / noise.std(axis=2, keepdims=True)
     x = x * np.exp(0.7 * (_normal(key, 5, *each) + _normal(key, 6, *both))) + _normal(key, 7, *both)
-    standardised: Doubles = (x - x.mean(axis=(0, 2), keepdims=True)) / x.std(axis=(0, 2), keepdims=True)
-    return standardised
+    return np.asarray((x - x.mean(axis=(0, 2), keepdims=True)) / x.std(axis=(0, 2), keepdims=True))
 
 
 def _uniform(key: Tensor, number: int, *shape: int) -> Doubles:
-    found: Doubles = uniform(fold(key, number), *shape).double().numpy()
-    return found
+    return np.asarray(uniform(fold(key, number), *shape), np.float64)
 
 
 def _normal(key: Tensor, number: int, *shape: int) -> Doubles:
-    found: Doubles = normal(fold(key, number), *shape).double().numpy()
-    return found
+    return np.asarray(normal(fold(key, number), *shape), np.float64)

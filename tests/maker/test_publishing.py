@@ -65,7 +65,7 @@ def test_the_operator_reads_what_a_device_publishes_under_its_own_name(
     port, folder = broker
     listener, events = heard(port, folder / "home" / "operator", home_assistant("pi-1", "#"))
     config = settings(tmp_path, port, folder / "pi-1")
-    with connected(config, None, {}) as publisher:
+    with closing(connected(config, None, {})) as publisher:
         publisher.publish(PREDICTION)
     found = {}
     offline = home_assistant("pi-1", "availability"), b"offline"
@@ -84,7 +84,7 @@ def test_with_a_running_agent_another_certificate_is_used(broker: tuple[int, Pat
         with pytest.raises(InputError, match=r"the agent in .* uses this certificate"):
             connected(config, None, {})
         second = {"identity": str(folder / "pi-1-camera")}
-        with connected(config, None, second) as publisher:
+        with closing(connected(config, None, second)) as publisher:
             publisher.publish(PREDICTION)
 
 
@@ -92,7 +92,7 @@ def test_a_stream_is_read_with_an_identity(broker: tuple[int, Path], tmp_path: P
     port, folder = broker
     source = f"mqtts://127.0.0.1:{port}/homeassistant/sensor/pi-1/prediction?identity={folder / 'home' / 'operator'}"
     config = settings(tmp_path, port, folder / "pi-1")
-    with closing(Stream(source)) as stream, connected(config, None, {}) as publisher:
+    with closing(Stream(source)) as stream, closing(connected(config, None, {})) as publisher:
         for label in cycle("ab"):  # a change is published at once
             publisher.publish(replace(PREDICTION, state=label))
             if not stream.waiting.empty():

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -39,7 +39,7 @@ WAIT_S = 60.0
 def test_a_slow_extractor_gets_the_newest_frame_of_a_video(tmp_path: Path) -> None:
     video = write_video(tmp_path / "numbers.avi", FRAMES, fps=50)
     seen = []
-    with Camera(str(video)) as camera:
+    with closing(Camera(str(video))) as camera:
         read_before = 0
         while frame := camera.newest():
             assert number_of(frame.pixels) == frame.number > read_before
@@ -56,7 +56,7 @@ def test_the_frames_of_a_stream_are_at_most_one_behind_the_newest_one_sent(folde
     notes: list[str] = []
     with (
         streaming(fps=200) as (address, stream),
-        Camera(address, limits=QUICK, notify=notes.append) as camera,
+        closing(Camera(address, limits=QUICK, notify=notes.append)) as camera,
         ThreadPoolExecutor(1) as asking,
     ):
         try:
@@ -79,7 +79,7 @@ def test_an_interrupted_stream_is_opened_again(capsys: pytest.CaptureFixture[str
     notes: list[str] = []
     with (
         streaming(length=5) as (address, stream),
-        Camera(address, limits=QUICK, notify=notes.append) as camera,
+        closing(Camera(address, limits=QUICK, notify=notes.append)) as camera,
     ):
         while stream.connections < 3:
             assert camera.newest()
@@ -139,7 +139,7 @@ def test_a_pi_camera_is_read_through_picamera2(monkeypatch: pytest.MonkeyPatch) 
     module = ModuleType("picamera2")
     module.Picamera2 = Picamera2  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "picamera2", module)
-    with Camera("0") as camera:
+    with closing(Camera("0")) as camera:
         for _ in range(3):
             frame = camera.newest()
             assert frame and frame.pixels[0, 0, 0] == frame.number
@@ -162,7 +162,7 @@ def test_the_command_writes_one_object_per_line(
 def test_a_new_model_is_used_from_the_next_frame_on(folder: Path, tmp_path: Path) -> None:
     video = write_video(tmp_path / "numbers.avi", 2000, fps=100)
     kinds = []
-    with Camera(str(video)) as camera:
+    with closing(Camera(str(video))) as camera:
         model = CurrentModel(folder)
         for _ in watch(model, camera, count=2):
             kinds.append(model.current().head.kind)
@@ -234,7 +234,7 @@ def test_an_unchanged_class_is_not_repeated(mosquitto: Mosquitto) -> None:
     port = mosquitto.settings.port
     connect, labels = partial(MqttTransport, Endpoint(port=port)), []
     with subscribed(port, "homeassistant/sensor/pi-09/#") as heard:
-        with HomeAssistant(connect, "pi-09-watch", "pi-09", "main") as publisher:
+        with closing(HomeAssistant(connect, "pi-09-watch", "pi-09", "main")) as publisher:
             for label in ("a", "a", "b", "b", "a"):
                 publisher.publish(prediction(label))
         while (packet := heard.get(timeout=WAIT_S)).payload != b"offline":

@@ -8,7 +8,6 @@ from pathlib import Path
 ACCOUNT = "edge-fl"
 """The agent's user, and its group, whose members share the pictures."""
 ETC, VAR = "/etc/edge-fl", "/var/lib/edge-fl"
-CONFIG = f"{ETC}/config.toml"
 SERVICE, LABEL_SERVICE, INSTALLER = "edge-fl.service", "edge-fl-label.service", "edge-fl-install.service"
 UNITS = "/etc/systemd/system"
 LABEL_PORT = 8000

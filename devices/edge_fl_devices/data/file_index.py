@@ -17,7 +17,6 @@ frame: pictures of one minute, and frames of one recording, belong together.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import threading
@@ -38,7 +37,7 @@ from edge_fl.files.disk import reporting
 from edge_fl.files.paths import raw, text
 from edge_fl.inputs import Kind
 from edge_fl.untrusted import NOT_JSON
-from edge_fl_devices.data.location import file_digest
+from edge_fl_devices.data.location import digest, file_digest
 from edge_fl_devices.storage.rows import RowFile
 
 if TYPE_CHECKING:
@@ -180,7 +179,7 @@ class _Row(Struct, frozen=True):
     @classmethod
     def of(cls, path: Path, stat: os.stat_result, facts: FileFacts) -> _Row:
         state = b"\0%d %d %d" % (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        return cls(file_digest(path, stat), _digest(raw(path.name) + state), _digest(raw(path)), facts)
+        return cls(file_digest(path, stat), digest(raw(path.name) + state), digest(raw(path)), facts)
 
 
 class FileIndex:
@@ -190,8 +189,7 @@ class FileIndex:
     """
 
     def __init__(self, folder: Path, reading: object, facts: Callable[[Array], SampleFacts]) -> None:
-        described = hashlib.blake2b(repr((VERSION, reading)).encode(), digest_size=16).hexdigest()
-        self.path = folder / f"{described}{SUFFIX}"
+        self.path = folder / f"{digest(repr((VERSION, reading)).encode()).hex()}{SUFFIX}"
         self.facts = facts
         self._file = RowFile(self.path)
         self._by_file: dict[bytes, _Row] = {}
@@ -247,7 +245,3 @@ class FileIndex:
             return  # read for another extractor
         self._by_file[row.file] = self._by_move[row.moved] = row
         self._new.append(row)
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=16).digest()

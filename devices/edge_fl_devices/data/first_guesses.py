@@ -129,7 +129,8 @@ def importance(rows: Mapping[bytes, FirstGuess], keys: Iterable[bytes]) -> Impor
     """
     of_samples = [*keys]
     files = dict.fromkeys(of_samples)
-    found = weights([bool((row := rows.get(key)) and row.chosen) for key in files], _unlabelled(rows))
+    unlabelled = [*rows.values()][-1].unlabelled if rows else 0
+    found = weights([bool((row := rows.get(key)) and row.chosen) for key in files], unlabelled)
     by_file = dict(zip(files, found, strict=False))
     return np.array([by_file[key] for key in of_samples]) if by_file else found
 
@@ -142,7 +143,3 @@ def weights(chosen: Sequence[bool], unlabelled: int) -> Importance:
     one = n / (n + unlabelled)
     rest = (n - of_chosen * one) / max(n - of_chosen, 1)
     return np.where(chosen, one, rest)
-
-
-def _unlabelled(rows: Mapping[bytes, FirstGuess]) -> int:
-    return [*rows.values()][-1].unlabelled if rows else 0

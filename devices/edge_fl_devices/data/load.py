@@ -23,8 +23,8 @@ from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location, record, sources
 from edge_fl_devices.data.file_index import FileIndex, SampleFacts, groups_of
-from edge_fl_devices.data.record import DataReport
-from edge_fl_devices.data.sources import of_sets
+from edge_fl_devices.data.record import DataReport, Skipped
+from edge_fl_devices.data.sources import of_sets, report
 from edge_fl_devices.data.spec import DataSpec, ReadSamples, SourceData, Wants
 from edge_fl_devices.data.split import SPLIT, DeviceSplit, Sets, key, position
 
@@ -64,8 +64,7 @@ class SampleStream:
     def of(cls, data: ClientData, classes: Sequence[str], input: InputSpec) -> SampleStream:
         """Stream the three sets of data in memory, resized to `input`."""
         sets = (data.train, data.validation, data.test)
-        sizes = (len(data.train), len(data.validation), len(data.test))
-        return cls(of_sets(sets, tuple(classes), sizes, input, "this device's data", input.kind))
+        return cls(of_sets(sets, tuple(classes), input, "this device's data", input.kind, Skipped()))
 
     @property
     def bits(self) -> int:
@@ -114,23 +113,16 @@ class SampleStream:
         classes = len(content.classes)
         if self.labels.max() >= classes:
             raise DataError(f"{self._where}labels up to {self.labels.max()}, expected {classes} classes")
-        counts = tuple(np.bincount(self.labels, minlength=classes).tolist())
-        report = DataReport(
-            content.classes,
-            counts,
-            content.skipped,
-            content.hints,
-            names=content.skipped.names | content.remarks.names,
-            depth=content.depth,
-            kind=content.kind,
-            remarks=content.remarks,
-        )
-        self.report = self._remember(report.with_groups(self.labels, self.groups))
+        self.report = self._remember(report(content, self.labels, self.groups))
 
 
 def facts_of(sample: Array, split_key: bytes, kind: Kind) -> SampleFacts:
     """Return what the split and the fit need of a sample; near duplicates are looked for among pictures only."""
-    thumbnail = modalities.of(kind).thumbnails(sample[None]).tobytes() if kind == "picture" else b""
+    thumbnail = b""
+    if kind == "picture":
+        from edge_fl.modalities import pictures  # here: other devices need no Pillow
+
+        thumbnail = pictures.thumbnails(sample[None]).tobytes()
     return SampleFacts(key(sample), position(sample, split_key), thumbnail)
 
 
@@ -166,12 +158,7 @@ def streamer(
     config: DeviceConfig, files: frozenset[bytes] | None = None
 ) -> Callable[[tuple[str, ...], InputSpec], SampleStream]:
     """Return a function that reads the data that these settings name in batches; `files` as of `DataSpec`."""
-
-    def data(classes: tuple[str, ...], input: InputSpec) -> SampleStream:
-        spec = DataSpec(classes, input, files=files)
-        return _stream(config, replace(spec, index=_index(config, spec)))
-
-    return data
+    return lambda classes, input: _stream(config, DataSpec(classes, input, files=files))
 
 
 def load_for(config: DeviceConfig, spec: DataSpec) -> tuple[ClientData, DataReport]:
@@ -180,7 +167,7 @@ def load_for(config: DeviceConfig, spec: DataSpec) -> tuple[ClientData, DataRepo
     Raises DataError: no source, fewer than two samples, others than the extractor takes, labels outside the class list.
     """
     with recording(config):
-        stream = _stream(config, replace(spec, index=_index(config, spec)))
+        stream = _stream(config, spec)
         data = collect(stream)
         if stream.index:
             with suppress(ArtefactError):  # a full disk: the next reading decodes again
@@ -219,14 +206,10 @@ def recording(config: DeviceConfig) -> Iterator[None]:
 
 def _stream(config: DeviceConfig, spec: DataSpec) -> SampleStream:
     """Stream the data that these settings name; its report is stored for `device status`."""
-    spec = with_settings(spec, config)
-    split = _split(config)
+    spec = with_settings(replace(spec, index=_index(config, spec)), config)
+    remember = partial(record.remember, Path(config.folder), classes=spec.classes, only=spec.only)
     content = sources.read(config.data, spec)
-
-    def remember(report: DataReport) -> DataReport:
-        return record.remember(Path(config.folder), report, spec.classes, spec.only)
-
-    return SampleStream(content, split, f"{config.data}: ", remember, spec.index)
+    return SampleStream(content, _split(config), f"{config.data}: ", remember, spec.index)
 
 
 def _split(config: DeviceConfig) -> DeviceSplit:

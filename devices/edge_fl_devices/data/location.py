@@ -40,7 +40,7 @@ class Snapshot:
         """A value that is another one when a file was added, changed or removed; "" of a function."""
         if self.files is None:
             return ""
-        return hashlib.blake2b(b"".join(sorted(self.files)), digest_size=16).hexdigest()
+        return digest(b"".join(sorted(self.files))).hex()
 
 
 def snapshot(source: str) -> Snapshot:
@@ -59,10 +59,15 @@ def snapshot(source: str) -> Snapshot:
 def file_key(stat: os.stat_result) -> bytes:
     """Return 16 bytes that stay when a file moves, and are others when its content changes, as far as inode, size and time tell."""
     identity = f"{stat.st_ino} {stat.st_size} {stat.st_mtime_ns}".encode()
-    return hashlib.blake2b(identity, digest_size=16).digest()
+    return digest(identity)
 
 
 def file_digest(path: Path, stat: os.stat_result) -> bytes:
     """Return 16 bytes that are others when the file changes: its content, as far as size and time tell, its name, or who may read it."""
     state = b"\0%d %d %d" % (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-    return hashlib.blake2b(raw(path) + state, digest_size=16).digest()
+    return digest(raw(path) + state)
+
+
+def digest(content: bytes) -> bytes:
+    """Return a hash of 16 bytes."""
+    return hashlib.blake2b(content, digest_size=16).digest()

@@ -16,8 +16,6 @@ from msgspec import Struct
 
 from edge_fl.data import grouping
 from edge_fl.data.class_names import SKIPPED
-from edge_fl.data.grouping import Groups
-from edge_fl.data.samples import Labels
 from edge_fl.errors import DeadlineError, KilledError
 from edge_fl.failures import Failure
 from edge_fl.files import paths
@@ -92,11 +90,6 @@ class DataReport:
     def about(self) -> About:
         """The words for these samples."""
         return ABOUT[self.kind]
-
-    def with_groups(self, y: Labels, groups: Groups) -> DataReport:
-        """The same with what is to be said of samples with class ids y [n] in these groups [n]."""
-        single = tuple(self.classes[label] for label in grouping.single(y, groups))
-        return replace(self, scenes=grouping.count(groups, len(y)), single=single)
 
     @property
     def samples(self) -> int:
@@ -198,12 +191,14 @@ def read(folder: Path) -> DataRecord:
     return read_json(folder / FILE, DataRecord) or DataRecord()
 
 
-def remember(folder: Path, report: DataReport, *wanted: Sequence[str]) -> DataReport:
+def remember(
+    folder: Path, report: DataReport, classes: Sequence[str], only: Sequence[str] = ()
+) -> DataReport:
     """Store the report; return it with the classes that had samples before and have none now, if each list that is not empty has them."""
     before = read(folder).report
     gone = {*before.disappeared, *before.with_samples} - report.with_samples
-    for classes in filter(None, wanted):
-        gone &= {*classes}
+    for wanted in filter(None, (classes, only)):
+        gone &= {*wanted}
     report = replace(report, disappeared=tuple(sorted(gone)))
     _write(folder, DataRecord(report))
     return report

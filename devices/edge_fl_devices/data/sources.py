@@ -20,9 +20,20 @@ import numpy as np
 from msgspec import structs
 
 from edge_fl import modalities
+from edge_fl.data import grouping
 from edge_fl.data.class_names import class_of, folder_remarks, nearest_class, outside
 from edge_fl.data.datasets import given_input
-from edge_fl.data.samples import Array, Indices, Samples, as_groups, class_ids
+from edge_fl.data.samples import (
+    NO_GROUPS,
+    Array,
+    Groups,
+    Indices,
+    Labels,
+    Samples,
+    as_groups,
+    class_ids,
+    numbered,
+)
 from edge_fl.errors import DataError, NoLabelsError, shortened
 from edge_fl.files import npz
 from edge_fl.files.folder import UNREADABLE, unusable, walk
@@ -203,21 +214,27 @@ def count(location: str, spec: DataSpec, progress: Progress = ignore) -> DataRep
         usable = list(_usable(found, spec, marker, check, progress=progress))
     if found.kind == "picture":  # a recording may have many samples
         require_two(len(usable), found.about.sample)
-    labels = np.array([each.label for each in usable for _ in each.facts.samples or [None]], np.int64)
+    labels = np.array([each.label for each in usable for _ in each.samples or [None]], np.int64)
     facts = [sample for each in usable for sample in each.samples]
-    counts = np.bincount(labels, minlength=len(found.classes)).tolist()
-    report = DataReport(
+    known = all(each.samples for each in usable)
+    return report(found, labels, groups_of(facts, kind=found.kind) if known else None)
+
+
+def report(found: LabelledFolder | SourceData, y: Labels, groups: Groups | None) -> DataReport:
+    """Summarise samples that were found, with class ids y [n] in these groups [n] (None: not known yet)."""
+    known = NO_GROUPS if groups is None else groups
+    return DataReport(
         found.classes,
-        tuple(counts),
+        tuple(np.bincount(y, minlength=len(found.classes)).tolist()),
         found.skipped,
         found.hints,
         names=found.skipped.names | found.remarks.names,
+        scenes=0 if groups is None else grouping.count(groups, len(y)),
+        single=tuple(found.classes[label] for label in grouping.single(y, known)),
         depth=found.depth,
         kind=found.kind,
         remarks=found.remarks,
     )
-    known = all(each.facts.samples for each in usable)
-    return report.with_groups(labels, groups_of(facts, kind=found.kind)) if known else report
 
 
 def folder(location: str, spec: DataSpec) -> SourceData:
@@ -273,18 +290,15 @@ def depth_of(files: Sequence[Path], spec: DataSpec, marker: DecodingMarker) -> D
 
 
 class _File(NamedTuple):
-    """A file with its class id; the values of its samples [n, ...], unless their facts are enough; and its facts and its key."""
+    """A file with its class id; the values of its samples [n, ...], unless their facts are enough; and these facts, if they are known.
+
+    Without an index they have only an origin and the file's key.
+    """
 
     path: Path
     label: int
     x: Array | None
-    facts: FileFacts
-    key: bytes
-
-    @property
-    def samples(self) -> tuple[SampleFacts, ...]:
-        """The facts of its samples; without an index they have only an origin and the file's key."""
-        return self.facts.of(self.key)
+    samples: tuple[SampleFacts, ...]
 
 
 Read = Callable[[Path, os.stat_result], tuple[FileFacts, Array | None]]
@@ -329,16 +343,15 @@ def _usable(
         usable += max(1, len(facts.samples))
         if usable > spec.limits.max_samples:
             break
-        yield _File(path, label, x, facts, file_key(stat))
+        yield _File(path, label, x, facts.of(file_key(stat)))
     found.require(usable, spec)
 
 
 def _are_same(one: Path, other: Path) -> bool:
     """Whether two files have the same content."""
-    try:
+    with suppress(OSError):  # deleted since it was listed
         return filecmp.cmp(one, other, shallow=False)
-    except OSError:  # deleted since it was listed
-        return False
+    return False
 
 
 def _known(
@@ -351,12 +364,8 @@ def _known(
     return facts if facts and facts.bits == found.depth.scale else None
 
 
-class _Sample(NamedTuple):
-    """A sample with its class id; its values, unless its facts are enough."""
-
-    label: int
-    x: Array | None
-    facts: SampleFacts
+_Sample = tuple[int, Array | None, SampleFacts]
+"""The class id of a sample; its values, unless its facts are enough."""
 
 
 def _read_all(found: LabelledFolder, spec: DataSpec, wants: Wants) -> Iterator[_Sample]:
@@ -371,7 +380,7 @@ def _read_all(found: LabelledFolder, spec: DataSpec, wants: Wants) -> Iterator[_
                         " expected one shape"
                     )
             for row, facts in enumerate(each.samples):
-                yield _Sample(each.label, None if each.x is None else each.x[row], facts)
+                yield each.label, None if each.x is None else each.x[row], facts
 
 
 def _read(
@@ -412,14 +421,10 @@ def _of_picture(facts: FileFacts, path: Path, found: LabelledFolder, spec: DataS
 
 def _batches(read: Iterator[_Sample]) -> Iterator[ReadSamples]:
     while batch := list(islice(read, BATCH)):
-        rows = [row for row, each in enumerate(batch) if each.x is not None]
-        values = [each.x for each in batch if each.x is not None]
-        yield ReadSamples(
-            np.array([each.label for each in batch], np.int64),
-            np.stack(values) if values else np.empty(0),
-            np.array(rows, np.int64),
-            [each.facts for each in batch],
-        )
+        labels, values, facts = zip(*batch, strict=True)
+        rows = [row for row, x in enumerate(values) if x is not None]
+        x = np.stack([values[row] for row in rows]) if rows else np.empty(0)
+        yield ReadSamples(np.array(labels, np.int64), x, np.array(rows, np.int64), facts)
 
 
 def archive(location: str, spec: DataSpec) -> SourceData:
@@ -438,7 +443,7 @@ def archive(location: str, spec: DataSpec) -> SourceData:
         raise DataError(
             f"{location}: holds {', '.join(content) or 'nothing'}; expected x and y, or x_train and y_train"
         )
-    classes = spec.classes or _names([content[f"y{part}"] for part in parts], location)
+    classes = spec.classes or numbered(class_ids(content[f"y{part}"], location) for part in parts)
     kind = _kind(content[f"x{train}"], spec.input, given_input(content, path), location)
     samples = {
         part: Samples.of(content[f"x{part}"], content[f"y{part}"], classes, f"{location} (x{part})", kind)
@@ -475,7 +480,7 @@ def function(location: str, spec: DataSpec) -> SourceData:
             f"{where}: {type(error).__name__}: {error}; expected package.module:function that returns (x, y) or (x, y, groups)"
         ) from error
     x, y = np.asarray(x), np.asarray(y)
-    classes, kind = spec.classes or _names([y], where), _kind(x, spec.input, None, where)
+    classes, kind = spec.classes or numbered([class_ids(y, where)]), _kind(x, spec.input, None, where)
     given = _groups(np.asarray(groups[0]) if groups else None, len(y), f"{where} (groups)")
     return _of_arrays(where, classes, spec, kind, Samples.of(x, y, classes, where, kind, given), {})
 
@@ -525,29 +530,25 @@ def _of_arrays(
     """Select from arrays; with a "_test" set among the `others` their split is kept."""
     skipped = Skipped()
     train = train.take(select(train, classes, spec, skipped))
-    if "_test" not in others:
-        return of_sets([train], classes, None, spec.input, where, kind, skipped)
-    none = train.take(np.empty(0, np.int64))
-    rest = [others.get(part, none) for part in ("_validation", "_test")]
-    sets = [train, *(each.take(of_classes(each, classes, spec)) for each in rest)]
-    sizes = (len(train), len(sets[1]), len(sets[2]))
-    return of_sets(sets, classes, sizes, spec.input, where, kind, skipped)
+    sets, none = [train], train.take(np.empty(0, np.int64))
+    for each in (others.get("_validation", none), others["_test"]) if "_test" in others else ():
+        sets.append(each.take(of_classes(each, classes, spec)))
+    return of_sets(sets, classes, spec.input, where, kind, skipped)
 
 
 def of_sets(
     sets: Sequence[Samples],
     classes: tuple[str, ...],
-    sizes: tuple[int, int, int] | None,
     input: InputSpec | None,
     where: str,
     kind: Kind,
-    skipped: Skipped | None = None,
+    skipped: Skipped,
 ) -> SourceData:
-    """The content of arrays of a kind, in the shape of `input`; `sizes` as of `SourceData`."""
+    """The content of arrays of a kind, in the shape of `input`: of one set, or of train, validation and test."""
     groups = [each.groups if len(each.groups) else np.full(len(each), -1) for each in sets]
-    batches, side = _fitted(sets, input, where), modalities.of(kind).side(sets[0].x)
+    batches, side = _fitted(sets, input, where), min(sets[0].shape[1:]) if kind == "picture" else 0
     together = np.concatenate(groups)
-    skipped = Skipped() if skipped is None else skipped
+    sizes = [len(each) for each in sets] if len(sets) > 1 else None
     return SourceData(classes, lambda wants: batches, sizes, skipped, groups=together, side=side, kind=kind)
 
 
@@ -592,9 +593,3 @@ def _skip_reason(path: Path, found: LabelledFolder, only: tuple[str, ...]) -> st
         return LEFT_OUT
     suffixes, a = found.about.suffixes, "an" if found.kind == "audio" else "a"
     return "" if path.suffix.lower() in suffixes else f"not {a} {found.kind} file"
-
-
-def _names(labels: list[Array], where: str) -> tuple[str, ...]:
-    """Return the class ids up to the highest as names."""
-    highest = (int(ids.max()) for ids in (class_ids(y, where) for y in labels) if len(ids))
-    return tuple(map(str, range(1 + max(highest, default=0))))

@@ -76,7 +76,7 @@ class SourceData:
 
     classes: tuple[str, ...]
     batches: Callable[[Wants], Iterable[Samples | ReadSamples]]
-    sizes: tuple[int, int, int] | None = None
+    sizes: Sequence[int] | None = None
     skipped: Skipped = field(default_factory=Skipped)
     hints: tuple[str, ...] = ()
     total: int = 0

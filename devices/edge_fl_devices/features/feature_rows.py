@@ -8,7 +8,6 @@ Children read the file of rows themselves, so no process has to hold all feature
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Iterable, Sequence
@@ -94,7 +93,7 @@ class FeatureRows:
         if thumbnails is not None and origin:
             record["thumbnail"], record["side"] = thumbnails, origin.side
             record["seconds"], record["certain"] = origin.seconds, origin.certain
-            film = _digest(raw(origin.recording)) if origin.recording else NO_RECORDING
+            film = location.digest(raw(origin.recording)) if origin.recording else NO_RECORDING
             record["recording"] = np.void(film)
         with reporting(text(self.path)), self.path.open("ab") as file:
             end = file.tell()
@@ -123,8 +122,7 @@ class FeatureRows:
 
 def read(path: Path, dim: int, rows: Sequence[int] | Rows) -> Features:
     """Read features [n, d] of these rows."""
-    z: Features = np.array(_mapped(path, dim)["z"][np.asarray(rows, np.int64)])
-    return z
+    return np.array(_mapped(path, dim)["z"][np.asarray(rows, np.int64)], np.float32)
 
 
 def of_pool(folder: Path, extractor: str, dim: int, bits: int = 0) -> Features:
@@ -178,10 +176,6 @@ def _index(file: BinaryIO, size: int) -> dict[bytes, range]:
         if not int.from_bytes(head[KEY_BYTES:], "little"):
             found[head[:KEY_BYTES]], first = range(first, row + 1), row + 1
     return found
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=KEY_BYTES).digest()
 
 
 def _record(dim: int) -> np.dtype[np.void]:

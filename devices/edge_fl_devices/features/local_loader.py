@@ -13,6 +13,7 @@ import hashlib
 import math
 import struct
 import time
+import timeit
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,12 +217,7 @@ def encoded(features: Mapping[bytes, Features], latency_ms: float) -> Iterator[b
 
 def latency_ms(extractor: Extractor, sample: Array) -> float:
     """Time of the extractor for one sample [1, ...]: the shortest of a few runs."""
-    times_s = []
-    for _ in range(LATENCY_RUNS):
-        started_s = time.perf_counter()
-        extractor.features(sample)
-        times_s.append(time.perf_counter() - started_s)
-    return 1000 * min(times_s)
+    return 1000 * min(timeit.repeat(lambda: extractor.features(sample), number=1, repeat=LATENCY_RUNS))
 
 
 def _fingerprint(found: _Extracted, importance: Importance) -> str:

@@ -9,10 +9,10 @@ A predictor keeps the model it was created with, even when a running agent insta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,11 +152,11 @@ class Predictor:
 
     def predict(self, x: Array) -> list[tuple[str, float]]:
         """Return the most likely class name and its probability for each of the samples [N, ...]."""
-        return [(each.top[0].label, each.top[0].probability) for each in self._named(x, [""] * len(x))]
+        return [(each.top[0].label, each.top[0].probability) for each in self.predictions(x)]
 
     def predictions(self, x: Array, names: Sequence[str] = ()) -> list[Prediction]:
         """Predict samples [N, ...], each under its name, by default its number."""
-        return list(self._named(x, names or [str(row) for row in range(len(x))]))
+        return list(self.from_features(self._features(x), names or [str(row) for row in range(len(x))]))
 
     def read(
         self,
@@ -170,7 +170,7 @@ class Predictor:
         and with what else was left out. Files without a suffix of the extractor's kind are ignored.
         """
         for names, x in _batches(source, self.manifest.input, self.bits, on_skip, on_remark):
-            yield from self._named(x, names)
+            yield from self.from_features(self._features(x), names)
 
     def read_file(self, name: str, payload: bytes, top: int | None = None) -> list[Prediction]:
         """Predict the samples in the bytes of a file, with `top` classes instead of the predictor's.
@@ -182,10 +182,7 @@ class Predictor:
             x = modalities.of(input.kind).read(BytesIO(payload), input, bits=self.bits).samples
         except UnusableFileError as error:
             raise DataError(f"{name}: {len(payload)} bytes, {error.words}", NOTHING_PREDICTED) from error
-        return list(self._named(x, names_of(name, len(x), input), top))
-
-    def _named(self, x: Array, names: Sequence[str], top: int | None = None) -> Iterator[Prediction]:
-        yield from self.from_features(self._features(x), names, top)
+        return list(self.from_features(self._features(x), names_of(name, len(x), input), top))
 
     def from_features(
         self, z: Features, names: Sequence[str], top: int | None = None
@@ -236,13 +233,11 @@ def names_of(file: str, count: int, input: InputSpec) -> list[str]:
     return [f"{file} {start:.1f}-{start + input.window / input.rate:.1f} s" for start in starts_s]
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Samples that were read, with their names; skipped files with the error."""
+class _Unread(NamedTuple):
+    """A skipped file with the error."""
 
-    names: list[str] = field(default_factory=list)
-    x: list[Array] = field(default_factory=list)
-    skipped: list[tuple[Path, UnusableFileError]] = field(default_factory=list)
+    path: Path
+    error: UnusableFileError
 
 
 def _batches(
@@ -277,12 +272,12 @@ def _batches(
         )
     count, unused, remarks = 0, Skipped(), Skipped()
     for batch in ahead(_read(files, source, input, bits, remarks)):
-        for path, error in batch.skipped:
-            on_skip(path, error.words)
-            unused.add(path, error.reason, error.detail, root=source)
-        if batch.x:
-            count += len(batch.names)
-            yield batch.names, np.concatenate(batch.x)
+        if isinstance(batch, _Unread):
+            on_skip(batch.path, batch.error.words)
+            unused.add(batch.path, batch.error.reason, batch.error.detail, root=source)
+        else:
+            count += len(batch[0])
+            yield batch
     for line in quality(remarks, about, remarks.names):
         on_remark(line)
     if not count:
@@ -292,27 +287,28 @@ def _batches(
 
 def _read(
     files: Sequence[Path], source: Path, input: InputSpec, bits: int, remarks: Skipped
-) -> Iterator[_Batch]:
+) -> Iterator[tuple[list[str], Array] | _Unread]:
     """Read files, one at a time, and count remarks on them; of a folder those that cannot be read are skipped."""
-    batch = _Batch()
+    names, pieces = list[str](), list[Array]()
     for file in files:
         try:
             x, said = modalities.of(input.kind).read(file, input, bits=bits)
         except UnusableFileError as error:
             if file == source:
                 raise DataError(error.message, NOTHING_PREDICTED) from error
-            batch.skipped.append((file, error))
+            yield _Unread(file, error)
             continue
         for remark in said:
             remarks.add(file, remark, root=source.parent if file == source else source)
-        names = names_of(text(file), len(x), input)
+        of_file = names_of(text(file), len(x), input)
         for start in range(0, len(x), PIECE):
-            batch.x.append(x[start : start + PIECE])
-            batch.names.extend(names[start : start + PIECE])
-            if len(batch.names) >= BATCH:
-                yield batch
-                batch = _Batch()
-    yield batch
+            pieces.append(x[start : start + PIECE])
+            names.extend(of_file[start : start + PIECE])
+            if len(names) >= BATCH:
+                yield names, np.concatenate(pieces)
+                names, pieces = [], []
+    if names:
+        yield names, np.concatenate(pieces)
 
 
 def _archived(source: Path, input: InputSpec) -> Array | None:

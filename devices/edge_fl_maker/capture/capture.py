@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Union
 
@@ -87,12 +87,10 @@ class FolderFiles:
         found = {}
         for path in walk(self._folder).files:
             if path.suffix.lower() in self._about.suffixes:
-                try:
+                with suppress(OSError):
                     stat = path.stat()
-                except OSError:
-                    continue
-                if stat.st_size <= LARGEST_BYTES:
-                    found[path] = (stat.st_size, stat.st_mtime_ns)
+                    if stat.st_size <= LARGEST_BYTES:
+                        found[path] = (stat.st_size, stat.st_mtime_ns)
         return found
 
 

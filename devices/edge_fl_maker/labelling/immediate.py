@@ -72,8 +72,7 @@ def informative(
         weights += uncertainty(probabilities)[sample]
 
     def gains() -> Features:
-        added: Features = np.maximum(similarity - covered, 0) @ weights
-        return added
+        return np.asarray(np.maximum(similarity - covered, 0) @ weights)
 
     chosen: list[int] = []
     left = np.ones(len(u), np.bool_)
@@ -89,8 +88,7 @@ def informative(
 def uncertainty(probabilities: Features) -> Features:
     """Probabilities [n, C] -> 1 minus the difference of the two highest, [n]."""
     two = np.partition(np.pad(probabilities, ((0, 0), (0, 1))), -2, axis=1)[:, -2:]  # padded: C may be 1
-    uncertain: Features = 1 - (two[:, 1] - two[:, 0]).astype(np.float32)
-    return uncertain
+    return 1 - np.asarray(two[:, 1] - two[:, 0], np.float32)
 
 
 class ImmediateFit(Struct, frozen=True, tag="fit"):
@@ -187,8 +185,7 @@ def _means(of_samples: Features, counts: Array) -> Features:
     if len(of_samples) == len(counts):
         return of_samples
     totals = np.add.reduceat(of_samples, np.cumsum(counts) - counts)
-    means: Features = (totals / counts[:, None]).astype(np.float32)
-    return means
+    return np.asarray(totals / counts[:, None], np.float32)
 
 
 def _respond(payload: bytes) -> bytes:

@@ -223,10 +223,11 @@ class Learner:
 
     def sound(self, path: Path) -> bytes:
         """Return an audio recording as it is learned from, as a WAV file. Raises UnusableFileError."""
-        from edge_fl_maker.labelling import previews
+        from edge_fl.modalities import audio
 
+        rate = self._pool.input.rate if self._pool.input else audio.RATE
         with self._lock:
-            return previews.sound(path, self._pool.input)
+            return audio.wav(audio.recording(path, rate)[0], rate)
 
     def is_ranked(self, name: str) -> bool:
         """Whether the place of a file in `order` says how informative it is."""
@@ -384,7 +385,7 @@ class Learner:
         others = sorted((path.name, key) for key, path in unlabelled.items() if key in release.rows)
         more = release.rows.rows(key for _, key in others)[: MOST_UNLABELLED * has_fleet]
         fingerprint = _fingerprint(y)
-        labels = np.array([*y.values()], np.int64).repeat(release.rows.counts(y))
+        labels = _labels(y, release)
         if not y:  # twice as many samples tell more of the class shares
             fingerprint += f"-{len(more).bit_length()}"
         groups = self._groups([*y], release)
@@ -406,7 +407,7 @@ class Learner:
             self._prepare_fleet(release)
         if (len(y) < LEAST and not has_fleet) or fingerprint == self._learned:
             return
-        request = self._request(y, labels, more, groups, release)
+        request = self._request(y, more, groups, release)
         fitted = decode(self._ask(request, fingerprint), FittedHead).choice()
         self._store.keep_immediate_head(
             ImmediateHead(fitted.head, fitted.calibration, fingerprint, agent_key, release.bits)
@@ -419,8 +420,7 @@ class Learner:
         key = f"{release.extractor.sha256} {release.manifest.release}"
         if self._fleet[0] == key:
             return
-        empty = np.empty(0, np.int64)
-        none = self._request({}, empty, empty, grouping.alone(), release)
+        none = self._request({}, np.empty(0, np.int64), grouping.alone(), release)
         try:
             self._fleet = key, decode(self._ask(none, key), FittedHead).choice().head
         except EdgeFLError as error:
@@ -428,12 +428,7 @@ class Learner:
             self._fleet = key, None
 
     def _request(
-        self,
-        y: dict[bytes, int],
-        labels: NDArray[np.int64],
-        unlabelled: NDArray[np.int64],
-        groups: Groups,
-        release: _Release,
+        self, y: dict[bytes, int], unlabelled: NDArray[np.int64], groups: Groups, release: _Release
     ) -> ImmediateFit:
         manifest, extras = release.manifest, release.installed.extras
         files = [key for key, count in zip(y, release.rows.counts(y), strict=True) for _ in range(count)]
@@ -451,7 +446,7 @@ class Learner:
             str(release.rows.path),
             manifest.feature_dim,
             release.rows.rows(y),
-            labels,
+            _labels(y, release),
             spec,
             {name: str(path) for name, path in extras.items()},
             str(self._store.folder),
@@ -505,6 +500,11 @@ class Learner:
         names = [*unlabelled.values()]
         order = decode(self._ask(request, state), np.ndarray)
         self._order, self._ordered = [names[position] for position in order], state
+
+
+def _labels(y: dict[bytes, int], release: _Release) -> NDArray[np.int64]:
+    """The class ids of all samples of files, by those of the files."""
+    return np.array([*y.values()], np.int64).repeat(release.rows.counts(y))
 
 
 def _short(path: Path) -> str:

@@ -82,12 +82,6 @@ def of(path: Path, version: bytes, kind: Kind, input: InputSpec | None, lock: th
     return Preview(curves(times, values, names, units), about, remarks)
 
 
-def sound(path: Path, input: InputSpec | None) -> bytes:
-    """Return an audio recording as a WAV file, mono at the rate of the input. Raises UnusableFileError."""
-    rate = input.rate if input else audio.RATE
-    return audio.wav(audio.recording(path, rate)[0], rate)
-
-
 def curves(times: NDArray[np.float64], values: Values, names: Sequence[str], units: Sequence[str]) -> bytes:
     """Return an SVG of values [C, n] at increasing times [n]; channels of one unit share a panel."""
     count = min(len(values), MOST_LINES)

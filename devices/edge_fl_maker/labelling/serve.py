@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -72,39 +73,16 @@ STATUS: dict[Why, HTTPStatus] = {
 """Status of the answer to POST /frame: whether the file was added, and why not."""
 
 
-class ItemAction(Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of skip and discard; `client` is a random id of the page in a tab, name and version are those of the file that it shows."""
-
-    client: str
-    name: str
-    version: str
-
-
-class LabelAction(ItemAction, frozen=True, forbid_unknown_fields=True):
-    """Body of label."""
-
-    class_name: str
-
-
-class UndoAction(Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of undo."""
-
-    client: str
-    action: str
-
-
-class ClassAction(Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of class."""
-
-    client: str
-    name: str
-
-
 def routes(session: LabelSession, capture: Capture, access: HttpAccess, lock: threading.Lock) -> Routes:
     """Return the routes of the label page of a device; `lock` is held while a file is read, for the sake of memory."""
 
-    def act(kind: type[Struct], respond: Callable[..., Any]) -> Route:
-        """Call `respond` with the fields of the body."""
+    def act(respond: Callable[..., Any]) -> Route:
+        """Call `respond` with its parameters, all of them text, from the body.
+
+        `client` is a random id of the page in a tab; `name` and `version` are those of the file that it shows.
+        """
+        fields = [(name, str) for name in signature(respond).parameters]
+        kind = msgspec.defstruct("Body", fields, forbid_unknown_fields=True)
         return Route(lambda request: respond(*msgspec.structs.astuple(_body(request, kind))), own_page=True)
 
     def file(request: HttpRequest) -> Path:
@@ -140,11 +118,11 @@ def routes(session: LabelSession, capture: Capture, access: HttpAccess, lock: th
         ),
         ("GET", "/api/label/preview"): Route(preview, own_page=True),
         ("GET", "/api/label/sound"): Route(sound, own_page=True),
-        ("POST", "/api/label/label"): act(LabelAction, session.label),
-        ("POST", "/api/label/skip"): act(ItemAction, session.skip),
-        ("POST", "/api/label/discard"): act(ItemAction, session.discard),
-        ("POST", "/api/label/undo"): act(UndoAction, session.undo),
-        ("POST", "/api/label/class"): act(ClassAction, session.add_class),
+        ("POST", "/api/label/label"): act(session.label),
+        ("POST", "/api/label/skip"): act(session.skip),
+        ("POST", "/api/label/discard"): act(session.discard),
+        ("POST", "/api/label/undo"): act(session.undo),
+        ("POST", "/api/label/class"): act(session.add_class),
         ("POST", "/frame"): Route(frame, own_page=True, program=True),
     }
 

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from edge_fl import modalities
 from edge_fl.data import datasets, partition, split_file
 from edge_fl.data.partition import DataConfig, Split
-from edge_fl.data.samples import Array, Dataset, Indices, Samples, as_groups, class_ids
+from edge_fl.data.samples import Array, Dataset, Indices, Samples, as_groups, class_ids, numbered
 from edge_fl.data.split_file import SETS, Rows
 from edge_fl.errors import DataError, InputError
 from edge_fl.files import npz
@@ -125,10 +125,9 @@ class Data:
         if self.groups is not None:
             alone = np.full(sum(map(len, parts[1:])), "")  # separate test samples
             groups = np.concatenate([np.ravel(np.asarray(self.groups)).astype(str), alone])
-        classes = tuple(map(str, range(int(y.max()) + 1)))
         held_out = None if self.test is None else np.repeat([False, True], [len(part) for part in parts])
         samples = Samples(x, y, as_groups(groups, len(y), "arrays"))
-        return Dataset("arrays", samples, classes, held_out, given=self.input)
+        return Dataset("arrays", samples, numbered([y]), held_out, given=self.input)
 
     def _rows(self, dataset: Dataset, recipe: Recipe) -> Rows | None:
         """The sets of each client, if the data say more than the recipe."""
@@ -188,7 +187,7 @@ def _samples(where: str, images: ArrayLike, labels: ArrayLike, kind: Kind) -> Sa
     if not len(np.atleast_1d(y)):
         raise DataError(f"{where}: no samples")
     ids = class_ids(y, where)
-    return Samples.of(x, ids, [str(number) for number in range(int(ids.max()) + 1)], where, kind)
+    return Samples.of(x, ids, numbered([ids]), where, kind)
 
 
 def _ids(what: str, clients: Any, samples: int) -> Array:

@@ -331,7 +331,7 @@ def _with_ends(model: onnx.ModelProto, given: ForeignInput, input: InputSpec) ->
     else:
         nodes.append(helper.make_node("Identity", [IMAGE], [first]))
     ends = [helper.make_node("Flatten", [last], [FEATURES], axis=1)]
-    whole = helper.make_model(
+    return helper.make_model(
         helper.make_graph(
             [*nodes, *graph.node, *ends],
             "extractor",
@@ -343,7 +343,6 @@ def _with_ends(model: onnx.ModelProto, given: ForeignInput, input: InputSpec) ->
         opset_imports=[helper.make_opsetid("", opset(model))],
         ir_version=model.ir_version,
     )
-    return whole
 
 
 def _check(payload: bytes) -> None:

@@ -200,10 +200,8 @@ def quantiser_without_data(
     """A quantiser calibrated on synthetic samples; the cosine is that on others of them, and the loss of accuracy is unknown (0)."""
 
     def make(onnx: bytes, classes: int, unit_norm: bool) -> QuantisedExtractor | None:
-        x, many = (
-            modalities.of(input.kind).synthetic(input, SYNTHETIC + BATCH, seed),
-            ABOUT[input.kind].samples,
-        )
+        x = modalities.of(input.kind).synthetic(input, SYNTHETIC + BATCH, seed)
+        many = ABOUT[input.kind].samples
         int8 = quantise(onnx, x[:SYNTHETIC])
         cosine = _cosine(*(Session(each).features(x[SYNTHETIC:]) for each in (onnx, int8)))
         if not cosine >= gate.min_cosine:

@@ -75,7 +75,7 @@ class Keys:
         if len(available) < threshold:
             missing = next(keyid for keyid in keyids if keyid not in available)
             raise InputError(
-                f"{_file(self._folder, missing)}: this private key is needed to sign, and is not here"
+                f"{text(_file(self._folder, missing))}: this private key is needed to sign, and is not here"
             )
         return available
 

@@ -150,7 +150,7 @@ def test_wrong_keys_unequal_lengths_and_no_samples_are_refused(tmp_path: Path) -
 def test_real_fashion_mnist_has_its_published_statistics() -> None:
     found = datasets.load("fashion-mnist", DATA)
     assert found.samples.counts(10).tolist() == [7000] * 10
-    assert found.mean + found.std == pytest.approx((0.2860, 0.3530), abs=1e-4)
+    assert found.input.mean + found.input.std == pytest.approx((0.2860, 0.3530), abs=1e-4)
 
 
 def test_missing_folders_empty_names_and_repeated_class_names_are_one_line_each(tmp_path: Path) -> None:
@@ -180,9 +180,9 @@ def test_a_file_of_a_series_brings_its_input_groups_and_domains(tmp_path: Path) 
     npz.write(tmp_path / "steps.npz", {**arrays, "domains": people, "groups": groups})
     found = datasets.load("steps", tmp_path)
     assert found.kind == "series" and found.domain_names == ("a", "b", "c")
-    assert found.input == msgspec.structs.replace(given, mean=found.mean, std=found.std)
-    assert found.mean == pytest.approx(x.mean((0, 2)), abs=1e-5)
-    assert found.std == pytest.approx(x.std((0, 2)), abs=1e-5)
+    assert found.input == msgspec.structs.replace(given, mean=found.input.mean, std=found.input.std)
+    assert found.input.mean == pytest.approx(x.mean((0, 2)), abs=1e-5)
+    assert found.input.std == pytest.approx(x.std((0, 2)), abs=1e-5)
     assert len(np.unique(found.samples.groups)) == 4 and found.samples.groups[0] == found.samples.groups[1]
 
 

@@ -106,13 +106,11 @@ def test_mean_and_std_are_those_of_the_original_training_pixels() -> None:
     x = np.random.default_rng(0).integers(0, 256, (6, 3, 4, 4)).astype(np.uint8)
     held_out = np.array([False] * 4 + [True] * 2)
     dataset = Dataset("toy", Samples(x, np.zeros(6, np.int64)), ("only",), held_out)
-    assert dataset.mean == pytest.approx((x[:4] / 255).mean(axis=(0, 2, 3)), abs=1e-6)
-    assert dataset.std == pytest.approx((x[:4] / 255).std(axis=(0, 2, 3)), abs=1e-6)
+    assert dataset.input.mean == pytest.approx((x[:4] / 255).mean(axis=(0, 2, 3)), abs=1e-6)
+    assert dataset.input.std == pytest.approx((x[:4] / 255).std(axis=(0, 2, 3)), abs=1e-6)
     assert dataset.input.shape == (3, 4, 4)
 
 
 def test_flat_images_have_a_std_that_can_be_divided_by() -> None:
-    assert (
-        Dataset("flat", Samples(np.full((2, 1, 2, 2), 7, np.uint8), np.zeros(2, np.int64)), ("only",)).std[0]
-        > 0
-    )
+    flat = Samples(np.full((2, 1, 2, 2), 7, np.uint8), np.zeros(2, np.int64))
+    assert Dataset("flat", flat, ("only",)).input.std[0] > 0

@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_fl import modalities
-from edge_fl.data import grouping
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
 from edge_fl.modalities import UnusableFileError, series
@@ -301,17 +300,6 @@ def test_synthetic_windows_have_the_inputs_mean_and_spread() -> None:
     np.testing.assert_allclose(found.mean((0, 2)), input.mean, atol=0.2)
     np.testing.assert_allclose(found.std((0, 2)), input.std, rtol=0.1)
     assert np.array_equal(found, series.synthetic(input, 200, 0))
-
-
-def test_a_copy_of_a_window_is_a_near_duplicate_and_another_one_is_not() -> None:
-    t = np.arange(WINDOW) / RATE
-    x = np.stack([signal(t + 3.7 * number) for number in range(6)])
-    x = np.concatenate([x, x[:1] * 1.001 + 0.01, np.ones((1, 2, WINDOW))])
-    thumbs = series.thumbnails(series.arrays(x, "x"))
-    assert thumbs.shape == (8, 256)
-    assert np.ptp(thumbs[7]) == 0
-    near = grouping.nearness(np.full(8, 0))
-    assert grouping.near_duplicates(thumbs, near).tolist() == [0, 1, 2, 3, 4, 5, 0, 6]
 
 
 def test_series_are_a_modality() -> None:

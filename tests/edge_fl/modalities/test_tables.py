@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from edge_fl import modalities
-from edge_fl.data import grouping
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
 from edge_fl.modalities import UnusableFileError, tables
@@ -96,12 +95,6 @@ def test_arrays_of_another_width_are_refused() -> None:
         tables.fit(x[:, :2], input, "data")
     with pytest.raises(DataError, match=r"data: rows \[20\], expected \[N, F\]"):
         tables.arrays(x[:, 0], "data")
-
-
-def test_only_equal_rows_are_near_duplicates() -> None:
-    x = np.array([[1000, 0.1], [1000, 0.2], [1001, 0.1], [1000, 0.1]], np.float32)
-    near = grouping.nearness(np.full(4, tables.side(x)))
-    assert grouping.near_duplicates(tables.thumbnails(x), near).tolist() == [0, 1, 2, 0]
 
 
 def test_tables_are_a_modality() -> None:

@@ -52,7 +52,7 @@ function adopt(fresh) {
     shown.guesses = view.item.guesses;
     if (!selected && !$("picture").hidden) preselect();
   }
-  const kept = new Set([shown, ...view.upcoming].filter(Boolean).map(address));
+  const kept = new Set([shown, ...view.upcoming].filter(Boolean).map((item) => address(item)));
   for (const name of images.keys()) if (!kept.has(name)) images.delete(name);
   view.upcoming.forEach(load);
   draw();
