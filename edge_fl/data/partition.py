@@ -230,16 +230,17 @@ def _drawn(dataset: Dataset, config: DataConfig, seed: int) -> tuple[tuple[Clien
                 f"{dataset.name}: all {len(share)} samples of client {client} belong to one group (one recording), expected 2 groups or"
                 " more, because no split cuts a group"
             )
-        shuffled = generator(seed, "partition", client=client).permutation(len(first))
-        if len(first) < len(share):
-            shuffled = _spread(shuffled, dataset.samples.y[share[first]])
-        train, validation, test = cut(shuffled, config.test_fraction, config.validation_fraction)
+        order = shuffled(seed, client, dataset.samples.y[share[first]], len(first) < len(share))
+        train, validation, test = cut(order, config.test_fraction, config.validation_fraction)
         sets.append((share[whole(train)], share[whole(validation)], share[whole(test)]))
     return clients, sets
 
 
-def _spread(order: Indices, labels: Labels) -> Indices:
-    """Units in this order, but of each class evenly from the first to the last one, which is trained: few groups leave no class out."""
+def shuffled(seed: int, client: str, labels: Labels, are_groups: bool) -> Indices:
+    """Units with these labels in random order; groups of each class evenly from the first to the last: few leave no class untrained."""
+    order = generator(seed, "partition", client=client).permutation(len(labels))
+    if not are_groups:
+        return order
     ranks = np.empty(len(order))
     for label in np.unique(labels):
         members = np.flatnonzero(labels[order] == label)

@@ -274,9 +274,10 @@ def over_a_broker(
     labelled, tests = starts(dataset, person, seed, "later")
     nine = np.flatnonzero(dataset.domains != person)
     arrays = npz.read(data / "watch.npz")
-    of_rows = {key: arrays[key][nine] for key in ("x", "y", "groups", "domains")}
+    # without groups: else each of the nine would keep a whole recording for tests, which nothing here asks for
+    of_rows = {key: arrays[key][nine] for key in ("x", "y", "domains")}
     input = {"input": np.array(msgspec.json.encode(input_of(of_rows["x"])).decode())}
-    npz.write(folder / "nine.npz", {**arrays, **of_rows, **input})
+    npz.write(folder / "nine.npz", {"classes": arrays["classes"], **of_rows, **input})
     for name, rows in {**{f"k{k}": labelled[k] for k in (0, 1, 10)}, "tests": tests}.items():
         (folder / name).mkdir()
         for row in rows:

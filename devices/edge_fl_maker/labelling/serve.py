@@ -5,8 +5,8 @@
     GET  /api/label/view?client=ID              -> View
     GET  /api/label/preview?name=NAME           -> the picture, or the curves or the spectrogram of a recording
     GET  /api/label/sound?name=NAME             -> the recording as WAV
-    POST /api/label/label                       {client, name, class_name} -> ActionDone
-    POST /api/label/skip, /api/label/discard    {client, name} -> ActionDone
+    POST /api/label/label                       {client, name, version, class_name} -> ActionDone
+    POST /api/label/skip, /api/label/discard    {client, name, version} -> ActionDone
     POST /api/label/undo                        {client, action} -> View
     POST /api/label/class                       {client, name} -> View
     POST /frame?source=NAME                     a file, also as form data -> Added: it is in the pool

@@ -22,7 +22,6 @@ from edge_fl.data.split_file import SETS, Rows
 from edge_fl.errors import DataError, InputError
 from edge_fl.files import npz
 from edge_fl.inputs import InputSpec, Kind
-from edge_fl.seeds import generator
 from edge_fl_server.orchestrate import execution
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import studies
@@ -206,7 +205,8 @@ def _sets(
 ) -> tuple[Indices, Indices, Indices]:
     """Divide a client's samples into train, validation and test; `separate` test samples stay test samples."""
     first, whole = partition.units(dataset.samples.groups, rows)
-    order = generator(recipe.seed, "partition", client=client).permutation(len(first))
+    labels, are_groups = dataset.samples.y[rows[first]], len(first) < len(rows)
+    order = partition.shuffled(recipe.seed, client, labels, are_groups)
     if not separate:
         _require(client, "", len(order), 2)
         train, validation, test = partition.cut(

@@ -152,6 +152,17 @@ def test_a_comparison_has_rows_of_every_method_seed_and_client(tmp_path: Path) -
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()} == stored
 
 
+def test_few_recordings_of_named_clients_leave_no_class_untrained() -> None:
+    """Two recordings of each class: one would often be drawn for tests, and the other one for validation."""
+    labels, recordings = np.repeat(np.arange(6), 10), np.repeat(np.arange(12), 5)
+    input = InputSpec((2, 16), axes="CT", dtype="float32", rate=8, hop=16)
+    windows, clients = RNG.normal(size=(60, 2, 16)).astype(np.float32), np.zeros(60, int)
+    for seed in range(5):
+        given: dict[str, Any] = {"input": input, "groups": recordings, "clients": clients, "seed": seed}
+        study = run("local", windows, labels, rounds=1, engine="sequential", **given).trained.study
+        assert {*labels[study.split.train[0]]} == {*range(6)}, seed
+
+
 def test_windows_of_a_series_run_by_recording_and_come_back_from_the_folder(tmp_path: Path) -> None:
     input = InputSpec((2, 16), axes="CT", dtype="float32", rate=8, hop=16)
     windows = (RNG.normal(0, 0.3, (N, 2, 16)) + LABELS[:, None, None]).astype(np.float32)
