@@ -91,6 +91,11 @@ class FedETF(Method):
     )
     usual_optimiser = OptimiserConfig("sgd", 0.04, momentum=0.9, weight_decay=5e-4)
 
+    @property
+    def frame_epochs(self) -> int:
+        """Epochs on the personal frame in final personalisation; the head tier names it."""
+        return self.alternations * self.ft_epochs
+
     def init_shared(self) -> Parts:
         return {**super().init_shared(), "scale": {"s": torch.tensor(self.scale)}}
 

@@ -47,7 +47,7 @@ def test_they_say_the_same(real_site: Site, tmp_path: Path) -> None:
     real_site.data, real_site.fit = data, FitSettings("", calibrate=True, cross_validate_below=200)
     heads = dict.fromkeys(LABELS, "logistic")
     with real_site.fleet(FULL, heads):
-        real_site.run("fedavg", 8)  # enough for a head that knows the classes
+        real_site.run("fedavg", 4)  # enough for a head that knows the classes
         with closing(Database.open(tmp_path / "server" / "registry.sqlite")) as db:
             rows = device_list.devices(real_site.connect, "main", db, LeaseLimits(settle_s=0.5)).rows
             listed = {str(row["device"]): row for row in rows}
