@@ -77,7 +77,7 @@ NEGLIGIBLE = 1e-3
 MOST_WEIGHED, MOST_NARROW, NARROW = 300, 1000, 128
 """Samples on which candidates are weighed: of more, as many of each class; more of features with few dimensions."""
 LEAST_CONTRADICTED = 3
-"""Labels of a class below which nothing is said about the fleet's head contradicting them."""
+"""Scenes of a class below which nothing is said about the fleet's head contradicting them."""
 EM_STEPS = 50
 ITERATIONS = 200
 
@@ -368,13 +368,13 @@ class _Fit:
         return np.asarray(self.v[rows] @ self.fleet.weights.T + self.fleet.bias)
 
     def _contradicted(self, logits: Doubles, rows: Rows) -> tuple[tuple[int, int], ...]:
-        """Classes that the fleet knows, of which most of LEAST_CONTRADICTED labels or more are one other class to its head."""
+        """Classes that the fleet knows, of which most of LEAST_CONTRADICTED scenes or more are one other class to its head."""
         found, calls = [], logits.argmax(axis=1)
         for label in np.flatnonzero(self.fleet.known):
             mine = self.y[rows] == label
-            if mine.sum() < LEAST_CONTRADICTED:
-                continue
             totals = np.bincount(calls[mine], self.group_weights[rows[mine]], minlength=len(self.kept))
+            if totals.sum() < LEAST_CONTRADICTED - 1e-6:
+                continue
             other = int(totals.argmax())
             if other != label and 2 * totals[other] > totals.sum():
                 found.append((int(self.kept[label]), int(self.kept[other])))

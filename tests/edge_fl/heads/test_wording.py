@@ -45,12 +45,15 @@ def test_below_eight_scenes_nothing_is_measured(found: dict[str, float], words: 
     assert MeasuredAccuracy.of_report(found).words == words
 
 
-def contradicting(labels: list[int], calls: list[int], known: list[float]) -> Calibration:
+def contradicting(
+    labels: list[int], calls: list[int], known: list[float], groups: list[int] | None = None
+) -> Calibration:
     """The calibration of a served head whose fleet's head calls each sample as given; `known` are the fleet's class shares."""
     z = np.eye(3, dtype=np.float32)[calls]
     extras = {fleet.FLEET: {"weight": 4 * np.eye(3, dtype=np.float32), "bias": np.zeros(3, np.float32)}}
     plan = HeadPlan(fleet=fleet.FLEET, shares=known)
-    data = heads.training_set(z, np.array(labels), 3, unit_norm=True, plan=plan, extras=extras)
+    scenes = np.array(groups or [], np.int64)
+    data = heads.training_set(z, np.array(labels), 3, unit_norm=True, plan=plan, extras=extras, groups=scenes)
     return probability_calibration.of_estimate(heads.estimated("logistic", data), data)
 
 
@@ -77,6 +80,12 @@ def test_labels_that_the_fleets_head_calls_another_class_are_named() -> None:
 def test_other_labels_do_not_contradict(labels: list[int], calls: list[int], known: list[float]) -> None:
     found = contradicting(labels, calls, known)
     assert not len(found.contradicted) and not wording.contradiction(found, NAMES)
+
+
+def test_windows_of_one_recording_contradict_as_one_label() -> None:
+    labels, calls, even = [0, 0, 0, 1, 1, 1], [2, 2, 2, 1, 1, 1], [1 / 3] * 3
+    assert not len(contradicting(labels, calls, even, [0, 0, 0, 1, 1, 1]).contradicted)
+    assert contradicting(labels, calls, even, [0, 1, 2, 3, 4, 5]).contradicted.tolist() == [[0, 2]]
 
 
 def test_pictures_of_one_scene_are_not_called_labels_that_are_missing() -> None:
