@@ -526,7 +526,8 @@ def _explained() -> Iterator[None]:
             raise UnusableFileError(None, TOO_LARGE, brief(str(error))) from error
         if isinstance(error, UnidentifiedImageError):  # its text names the object that was read
             raise UnusableFileError(None, "damaged", "its header cannot be read") from error
-        if getattr(error, "errno", None) is None and "truncated" in str(error).lower():
+        words = str(error).lower()
+        if getattr(error, "errno", None) is None and "truncated" in words:
             raise EOFError from error
         raise
 
