@@ -296,7 +296,9 @@ def test_a_signed_opening_is_no_use_a_second_time(fleet: Fleet) -> None:
     def of_victim() -> list[Packet]:
         return [packet for packet in attacker.steps if packet.topic == TOPICS.down(VICTIM, "sum")]
 
-    eventually(lambda: len(of_victim()) >= 5)  # the last one reaches the attacker when it may: the sum is over
+    eventually(
+        lambda: len(of_victim()) >= 5
+    )  # the last one reaches the attacker when it may: the sum is over
     again = of_victim()
     assert [decode(packet.payload, SumStep).stage for packet in again][:5] == [
         "open",
