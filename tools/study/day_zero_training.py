@@ -113,7 +113,7 @@ def trained(place: Place, data: Path) -> Cell:
         full.append(drawn(y, left, shares(classes, rng), sizes.full, rng))
         left = np.setdiff1d(left, full[-1])
     devices = [_device(y, left, classes, sizes, place.seed, f"{device}") for device in range(DEVICES)]
-    found = _run(place, dataset, data, full, left[:FULL])
+    found = run_of(place, dataset, data, full, left[:FULL])
     head = next((name for name in ("head", "global_head") if name in found.shared), "")
 
     def z(rows: Indices) -> Array:
@@ -134,7 +134,7 @@ def trained(place: Place, data: Path) -> Cell:
         found.shared[head][key].numpy() if head else np.empty(0, "f4") for key in ("weight", "bias")
     )
     train, test = ([each[part] for each in devices] for part in (0, 1))
-    return _cell(about, [z(r) for r in train], [y[r] for r in train], [z(r) for r in test], [y[r] for r in test],
+    return cell(about, [z(r) for r in train], [y[r] for r in train], [z(r) for r in test], [y[r] for r in test],
                  [z(r) for r in full], [y[r] for r in full], weight, bias)  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def frozen(place: Place, data: Path, out: Path) -> Cell:
     rows = (PACS, *(PARTS,) * IN_PARTS)
     about = About(PACS, place.method, seed, rows, classes, False, HeadPlan("cosine"), settings=place.settings)
     train, test = ([each[part] for each in devices] for part in (0, 1))
-    return _cell(about, [own.z[r] for r in train], [own.y[r] for r in train], [own.z[r] for r in test],
+    return cell(about, [own.z[r] for r in train], [own.y[r] for r in train], [own.z[r] for r in test],
                  [own.y[r] for r in test], [o.z for o in others], [o.y for o in others])  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def _cut(rows: Indices, sizes: Sizes) -> tuple[Indices, Indices]:
     return rows[:labels], rows[labels:]
 
 
-def _run(place: Place, dataset: Dataset, data: Path, full: Sequence[Indices], tests: Indices) -> TrainedRun:
+def run_of(place: Place, dataset: Dataset, data: Path, full: Sequence[Indices], tests: Indices) -> TrainedRun:
     """Train with all full devices in every round. The run tests one image of each, which is not used."""
     sizes, none = SIZES[place.dataset], (np.empty(0, np.int64),) * FULL
     names = tuple(f"full{number}" for number in range(FULL))
@@ -212,7 +212,7 @@ def _run(place: Place, dataset: Dataset, data: Path, full: Sequence[Indices], te
         ).trained
 
 
-def _cell(
+def cell(
     about: About,
     z: Sequence[Array],
     y: Sequence[Array],
@@ -223,7 +223,7 @@ def _cell(
     weight: Array | None = None,
     bias: Array | None = None,
 ) -> Cell:
-    """Lists have an array per device."""
+    """A cell of devices: lists have an array for each, first of its labels, then of its tests; `fleet` of each full device."""
     empty = np.empty(0, np.float32)
     sizes, tests = [len(each) for each in y], [len(each) for each in test_y]
     numbers = np.arange(len(y))

@@ -161,20 +161,25 @@ def convert(path: Path, out: Path) -> None:
     npz.write(out / "data" / "watch.npz", windows(found))
 
 
-def starts(dataset: Dataset, person: int, seed: int, test: str) -> tuple[dict[int, Indices], Indices]:
-    """Rows with k labels of each exercise, by k, and rows for testing."""
-    rng, samples = np.random.default_rng([seed, person]), dataset.samples
+def halves(dataset: Dataset, person: int, seed: int, test: str) -> tuple[Indices, Indices]:
+    """Rows of a person for labels, and rows for testing."""
+    samples = dataset.samples
     assert dataset.domains is not None
     rows = np.flatnonzero(dataset.domains == person)
     recordings = np.unique(samples.groups[rows])  # of an exercise: left, right
     if test == "other arm":
         left = np.isin(samples.groups[rows], recordings[::2])
-        own, rest = (rows[left == side] for side in (seed % 2 == 0, seed % 2 == 1))
-    else:
-        each = [rows[samples.groups[rows] == name] for name in recordings]
-        own = np.concatenate([part[: (len(part) - 1) // 2] for part in each])
-        rest = np.concatenate([part[(len(part) + 2) // 2 :] for part in each])
-    drawn = [rng.permutation(own[samples.y[own] == label])[: max(LABELS)] for label in range(7)]
+        return rows[left == (seed % 2 == 0)], rows[left == (seed % 2 == 1)]
+    each = [rows[samples.groups[rows] == name] for name in recordings]
+    own = [part[: (len(part) - 1) // 2] for part in each]
+    return np.concatenate(own), np.concatenate([part[(len(part) + 2) // 2 :] for part in each])
+
+
+def starts(dataset: Dataset, person: int, seed: int, test: str) -> tuple[dict[int, Indices], Indices]:
+    """Rows with k labels of each exercise, by k, and rows for testing."""
+    rng, y = np.random.default_rng([seed, person]), dataset.samples.y
+    own, rest = halves(dataset, person, seed, test)
+    drawn = [rng.permutation(own[y[own] == label])[: max(LABELS)] for label in range(7)]
     return {k: np.concatenate([each[:k] for each in drawn]) for k in LABELS}, rest
 
 
