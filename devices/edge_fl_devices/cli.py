@@ -30,7 +30,7 @@ from edge_fl_devices.options import (
     log_warnings,
     stop_on_signal,
 )
-from edge_fl_devices.serving.show import PredictionFormat, print_model, print_threshold, show_predictions
+from edge_fl_devices.serving.show import PredictionFormat, print_model, print_promise, show_predictions
 from edge_fl_devices.simulated.cli import up
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def predict(
         )
         found = list(_with_progress(reading))
     print_model(predictor)
-    print_threshold(predictor, found)
+    print_promise(predictor, found)
     show_predictions(found, format)
     if skipped:
         sys.stdout.flush()

@@ -104,8 +104,8 @@ class DeviceConfig(SharedSettings, frozen=True, forbid_unknown_fields=True):
     `epsilon` limits the total privacy loss of its updates at delta 1e-5, whatever a run allows (0: the run's limit).
     `precision` "auto" selects the int8 extractor where float32 needs too much memory or more than `latency_ms` per sample.
     With fewer than `cross_validate_below` samples in a folder the head is fitted on all of them, and its accuracy is cross-validated.
-    Predictions are answered from the probability at which a share of `min_precision` is correct (0: all of them), except those further from
-    the labelled samples than all but a share of `false_alarm` of these (0: none).
+    A sample is answered if the set of classes that has the right one for a share `promise` of all samples is a single class (0: always),
+    and unless it is further from the labelled samples than all but a share of `false_alarm` of these (0: none).
     `bits` is how many 16-bit pictures use; "auto" finds it out from a sample of them.
     In secure sums the device takes part only with the protection of `sums` or more (`edge_fl.secure.floors`).
     With `remote_logs` off the device answers no query for its log or a diagnostics bundle.

@@ -105,11 +105,12 @@ class PredictionOptions:
     top: Annotated[
         int, option("--top N", "Number of classes to list for each sample.", PREDICTIONS, min=1)
     ] = 1
-    precision: Annotated[
+    promise: Annotated[
         float | None,
         option(
-            "--precision SHARE",
-            "Answer only from the probability at which this share of the answers is correct; 0 answers all [the device's settings].",
+            "--promise SHARE",
+            "Answer only where the set that has the right class for this share of all samples is a single class; 0 answers all"
+            " [the device's settings].",
             PREDICTIONS,
             min=0.0,
             max=0.999,
@@ -129,7 +130,7 @@ class PredictionOptions:
     @property
     def values(self) -> dict[str, Any]:
         """The arguments of `edge_fl_devices.serving.predict.Predictor`."""
-        return {"top": self.top, "min_precision": self.precision, "false_alarm": self.false_alarm}
+        return {"top": self.top, "promise": self.promise, "false_alarm": self.false_alarm}
 
 
 def stop_on_signal(runner: Runner) -> None:

@@ -26,7 +26,7 @@ from edge_fl_devices.options import (
     IdOption,
     PredictionOptions,
 )
-from edge_fl_devices.serving.show import print_threshold
+from edge_fl_devices.serving.show import print_promise
 
 if TYPE_CHECKING:
     from edge_fl_devices.config import DeviceConfig
@@ -154,7 +154,7 @@ def watch(
         folder = Path(settings.from_options(config, {}).folder) if config else DEVICE_FOLDER
     with nullcontext() if limit else signals.serving(print_status), ExitStack() as stack:
         model = CurrentModel(folder, **answers.values)
-        print_threshold(model.current())
+        print_promise(model.current())
         publisher = None
         if publish:
             from edge_fl_maker import home_assistant

@@ -52,7 +52,7 @@ class SharedSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     policy: Literal["newest", "reservoir"] = "newest"
     watch_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
     refit_every_s: Annotated[float, Meta(ge=0, le=86_400 * 30)] = 300.0
-    min_precision: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    promise: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     false_alarm: Annotated[float, Meta(ge=0, le=0.5)] = 0.05
     budget: Budget = Budget()
 

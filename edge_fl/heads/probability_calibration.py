@@ -1,4 +1,4 @@
-"""Calibration of a head on out-of-fold predictions: temperature, accuracy, threshold for a target precision, rejection by feature distance.
+"""Calibration of a head on out-of-fold predictions: temperature, accuracy, prediction sets, rejection by feature distance.
 
 No sample is needed for this alone: a served head (`edge_fl.heads.served`) knows what it would predict of each sample without its fold; for
 any other kind a head fitted on the other folds predicts each of FOLDS folds. No fold cuts a group (`edge_fl.data.grouping`), and every
@@ -12,9 +12,7 @@ group counts once, so that frames of one scene do not count as many. Samples tha
 - The temperature divides the logits (Guo et al., ICML 2017). Here it is the one at which the mean probability of the predicted classes
   equals the accuracy, (right + 1/2) / (n + 1) of n groups. With a few dozen samples this is better calibrated on unseen ones than the
   maximum likelihood.
-- The threshold of a target precision is the lowest probability above which both the observed and the expected precision (the mean
-  probability) of the out-of-fold predictions reach the target; where samples share groups, the observed one by a standard error more,
-  because scenes of one day differ less than those of other days.
+- Prediction sets that keep a promise: `edge_fl.heads.promise`.
 - The distance of a sample is 1 minus the cosine between it and the nearest class mean, both as directions
   (`edge_fl.heads.linear.direction`). Its percentile is the share of the out-of-fold distances below it; a sample above the percentile
   1 - false alarm rate is unknown.
@@ -32,17 +30,18 @@ from numpy.typing import NDArray
 from edge_fl.data import grouping
 from edge_fl.data.grouping import Groups, Importance
 from edge_fl.errors import ArtefactError
+from edge_fl.heads import promise as promises
 from edge_fl.heads.descent import probabilities
 from edge_fl.heads.head import Array, Features, Head, TrainingSet
 from edge_fl.heads.linear import direction
+from edge_fl.heads.promise import Promise
 from edge_fl.heads.served import Estimate
 
 FOLDS = 5
 ENOUGH = 1000
 """Groups with out-of-fold predictions after which no further fold is computed."""
 LEAST = 20
-"""Groups with out-of-fold predictions below which there is neither a threshold nor a rejection."""
-LEAST_ANSWERED = 5
+"""Groups with out-of-fold predictions below which there is no rejection."""
 LEAST_MEASURED = 8
 """Groups with out-of-fold predictions below which no accuracy is shown."""
 LEAST_REPRESENTED = 0.9
@@ -60,18 +59,6 @@ different numbers of pictures, and where labels contradict the fleet's head."""
 Labels = NDArray[np.int64]
 FitHead = Callable[[Features, Labels], Head]
 """Fits a head of one kind on features z [n, d] and class ids y [n]."""
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """Probability from which a prediction counts as an answer, with the share of the out-of-fold predictions that reach it.
-
-    `problem` says why no probability guarantees the target; then nothing is answered.
-    """
-
-    probability: float
-    coverage: float
-    problem: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +83,7 @@ class Calibration:
     own_weight: float = 1.0
     importance: Importance = field(default_factory=lambda: np.empty(0))
     contradicted: Labels = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    promise: Promise = promises.UNMEASURED
 
     @property
     def is_measured(self) -> bool:
@@ -134,29 +122,6 @@ class Calibration:
         """Logits [n, C] -> calibrated probabilities float32 [n, C]."""
         return probabilities(logits / np.float32(self.temperature))
 
-    def threshold(self, precision: float) -> Threshold:
-        """Return the threshold for a target precision in 0..1; 0 answers everything."""
-        if precision <= 0:
-            return Threshold(0.0, 1.0)
-        held_out = f"{len(self.right)} held-out predictions"
-        if self.scenes < len(self.right):
-            held_out += f" of {self.scenes} scenes"
-        if self.scenes < LEAST:
-            return Threshold(np.inf, 0.0, f"{held_out}, expected {LEAST} or more")
-        order = np.argsort(-self.confidences, kind="stable")
-        weights = self._weights[order]
-        numbers = np.cumsum(weights)
-        observed = np.cumsum(weights * self.right[order]) / numbers
-        if not grouping.are_alone(self.groups):
-            observed -= np.sqrt((observed * (1 - observed) + 0.25 / numbers) / numbers)
-        expected = np.cumsum(weights.astype(np.float32) * self.confidences[order]) / numbers
-        reached = np.flatnonzero((np.minimum(observed, expected) >= precision) & (numbers >= LEAST_ANSWERED))
-        if not len(reached):
-            best = float(np.minimum(observed, expected)[numbers >= LEAST_ANSWERED].max())
-            return Threshold(np.inf, 0.0, f"at most {best:.2f} on {held_out}")
-        last = int(reached[-1])
-        return Threshold(float(self.confidences[order[last]]), float(numbers[last] / numbers[-1]))
-
     def percentiles(self, z: Features) -> Features:
         """Features z [n, d] -> percentiles in 0..1 of their distances, float32 [n]; 0 with fewer than LEAST groups."""
         if self.scenes < LEAST:
@@ -190,7 +155,7 @@ class Calibration:
             arrays[IMPORTANCE] = self.importance
         if len(self.contradicted):
             arrays[CONTRADICTED] = self.contradicted
-        return arrays
+        return arrays | self.promise.to_arrays()
 
 
 UNCALIBRATED = Calibration(1.0, NOTHING, NOTHING.astype(np.bool_), NOTHING.reshape(0, 0), NOTHING)
@@ -200,7 +165,9 @@ def from_arrays(arrays: Mapping[str, Array]) -> Calibration:
     """Rebuild a calibration from its `to_arrays()`; without arrays, as in old files, UNCALIBRATED. Raises ArtefactError."""
     if not arrays:
         return UNCALIBRATED
-    expected = UNCALIBRATED.to_arrays()
+    promise = promises.from_arrays(arrays)
+    arrays = {name: array for name, array in arrays.items() if name not in promises.ARRAYS}
+    expected = {name: array for name, array in UNCALIBRATED.to_arrays().items() if name not in promises.ARRAYS}
     if GROUPS in arrays:
         expected[GROUPS] = UNCALIBRATED.groups
     if FLEET in arrays:
@@ -235,15 +202,25 @@ def from_arrays(arrays: Mapping[str, Array]) -> Calibration:
         own_weight=float(arrays["correction"][1]),
         importance=arrays.get(IMPORTANCE, np.empty(0)),
         contradicted=contradicted,
+        promise=promise,
     )
 
 
 def of_estimate(estimate: Estimate, data: TrainingSet) -> Calibration:
     """The calibration of a served head, from what it would predict of each sample without its fold."""
     rows = estimate.rows
-    if not len(rows):
-        return UNCALIBRATED
     z, y = data.z[rows], data.y[rows]
+    importance = data.importance[rows] if len(data.importance) else data.importance
+    held = estimate.logits.astype(np.float32)
+    promise = promises.of(
+        held,
+        y,
+        grouping.weights(data.groups[rows] if len(data.groups) else data.groups, len(rows), importance),
+        estimate.head.logits(data.unlabelled) if len(data.unlabelled) else held[:0],
+        fleet=promises.received(data.extras, bool(len(rows))),
+    )
+    if not len(rows):
+        return replace(UNCALIBRATED, promise=promise)
     scenes = grouping.numbers(data.groups[rows] if len(data.groups) else data.groups, len(rows))
     distances = np.ones(len(rows), np.float32)
     for fold in estimate.folds:
@@ -252,7 +229,7 @@ def of_estimate(estimate: Estimate, data: TrainingSet) -> Calibration:
             distances[fold] = distance(class_means(z[rest], y[rest]), z[fold])
     fleet = np.empty(0, np.bool_) if estimate.fleet is None else estimate.fleet.argmax(axis=1) == y
     found = _calibration(
-        estimate.logits.astype(np.float32),
+        held,
         y,
         class_means(data.z, data.y),
         distances,
@@ -260,9 +237,10 @@ def of_estimate(estimate: Estimate, data: TrainingSet) -> Calibration:
         fleet,
         _kept(y, scenes) ** (estimate.own_weight / 2),
         estimate.own_weight,
-        data.importance[rows] if len(data.importance) else data.importance,
+        importance,
     )
-    return replace(found, contradicted=np.array(estimate.contradicted, np.int64).reshape(-1, 2))
+    contradicted = np.array(estimate.contradicted, np.int64).reshape(-1, 2)
+    return replace(found, contradicted=contradicted, promise=promise)
 
 
 def _kept(y: Labels, scenes: Groups) -> float:
@@ -341,7 +319,10 @@ def calibrate(
     kept = _kept(y, scenes) ** 0.5
     far, none = np.concatenate(distances)[order], np.empty(0, np.bool_)
     given = np.empty(0) if importance is None or not len(importance) else importance[predicted]
-    return _calibration(held, labels, means, far, counted, none, kept, 1.0, given)
+    found = _calibration(held, labels, means, far, counted, none, kept, 1.0, given)
+    weights = grouping.weights(counted, len(labels), given)
+    promise = promises.of(held, labels, weights, held[:0], temperature=found.temperature)
+    return replace(found, promise=promise)
 
 
 def best_temperature(

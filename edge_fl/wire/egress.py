@@ -100,7 +100,7 @@ ANSWERS = {what: kind.__struct_fields__ for what, kind in QUERY_ANSWERS.items()}
 SETTINGS = tuple(
     """tier head seed test_fraction validation_fraction head_budget_s balanced keep policy watch_s
     refit_every_s guard threads uploads epsilon precision latency_ms remote_logs remote_settings bits
-    cross_validate_below min_precision false_alarm broker.host broker.port broker.fleet sums.minimum
+    cross_validate_below promise false_alarm broker.host broker.port broker.fleet sums.minimum
     sums.threshold sums.clip sums.noise_multiplier budget.megabytes budget.cpu_s budget.kilojoules
     budget.watts capture.every_s capture.max_pictures capture.max_mb""".split()
 )

@@ -16,6 +16,7 @@ Features are those of the exported extractor, as a head-only device computes the
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -75,26 +76,33 @@ class Cell:
         return np.flatnonzero((self.device == device) & self.test)
 
 
-ARRAYS = tuple(field.name for field in fields(Cell) if field.name != "about")
 HEAD = ("weight", "bias")
+AnyCell = TypeVar("AnyCell", bound=Cell)
+
+
+def arrays_of(kind: type[Cell]) -> list[str]:
+    """Names of the arrays of a kind of cell."""
+    return [field.name for field in fields(kind) if field.name != "about"]
 
 
 def write(path: Path, cell: Cell) -> None:
     """Write a cell's file atomically."""
-    names = [name for name in ARRAYS if cell.about.head or name not in HEAD]
+    names = [name for name in arrays_of(type(cell)) if cell.about.head or name not in HEAD]
     arrays = {name: getattr(cell, name) for name in names}
     about = np.array(msgspec.json.encode(cell.about).decode())
     path.parent.mkdir(parents=True, exist_ok=True)
     npz.write(path, {**arrays, "about": about}, compress=False)
 
 
-def read(path: Path) -> Cell:
-    """Read a cell's file. Raises DataError for anything else."""
+def read(path: Path, kind: type[AnyCell] = Cell) -> AnyCell:
+    """Read a cell's file, of this kind. Raises DataError for anything else."""
     content = npz.read(path)
     empty = {name: np.empty(0, np.float32) for name in HEAD}
     try:
         about = msgspec.json.decode(str(content["about"]), type=About)
-        expected = {name: content[name] if about.head or name not in HEAD else empty[name] for name in ARRAYS}
+        expected = {
+            name: content[name] if about.head or name not in HEAD else empty[name] for name in arrays_of(kind)
+        }
     except (KeyError, msgspec.DecodeError) as error:
         raise DataError(f"{path}: not a cell of the study ({error}); expected one that it wrote") from error
-    return Cell(about, **expected)
+    return kind(about, **expected)

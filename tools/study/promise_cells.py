@@ -1,17 +1,18 @@
-"""The devices of `tools.study.promise` and its relatives: cells (`tools.study.day_zero_cells`) with many test images.
+"""The devices of `tools.study.promise` and its relatives: cells (`tools.study.day_zero_cells`) whose devices share images.
 
 - PACS: a domain on the frozen backbone, whose fleet are the other three domains.
 - CIFAR-10: an extractor of FedAvg that four full devices trained, whose other images are the devices'.
 - IMU: a person of seglearn's watch data on random convolution kernels; the other nine persons are the fleet. Labels come from the first
   half of each recording, tests from the second half, as in `tools.study.imu`.
 
-Two kinds of devices. "Balanced": k labels of each class, and tests with as many of each class as there are. "Own shares": class shares
-drawn from Dirichlet 0.5, for labels and tests alike; k labels per class are k times the number of classes in all. The first k C labels
-of a device are those with k per class.
+Two kinds of devices. "Balanced": k labels of each class, and all other images for testing, in which every class counts alike. "Own shares":
+class shares drawn from Dirichlet 0.5, for labels and tests alike; k labels per class are k times the number of classes in all. The first
+k C labels of a device are those with k per class.
 """
 
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -35,15 +36,42 @@ from tools.study.day_zero_training import Place
 PACS, CIFAR, IMU = "pacs", "cifar10", "imu"
 BALANCED, SHARES = "balanced", "own shares"
 PER_CLASS = (0, 3, 10, 20)
-MOST, TESTS = max(PER_CLASS), 100
-"""Labels and test images of each class."""
+MOST, TESTS, MOST_TESTS = max(PER_CLASS), 100, 400
+"""Labels of each class, and test images of each class: with own shares on average, balanced at most."""
 PARTS = 12
 """Devices of each kind in a domain of PACS; as many share an extractor of CIFAR-10."""
 SEEDS = {PACS: 1, CIFAR: 4, IMU: 5}
 EVERYTHING = 10_000
 
 
-def cells(names: Sequence[str], data: Path, out: Path) -> Iterator[Cell]:
+@dataclass(frozen=True, eq=False)
+class Shared(Cell):
+    """A cell whose devices have rows of the same z and y: `own` and `rest` for each device, one after the other; sizes [D, 2]."""
+
+    own: Array
+    rest: Array
+    sizes: Array
+
+    def labels(self, device: int) -> Array:
+        """Positions of a device's images that are not for testing, in the order in which it gets their labels."""
+        return self._part(self.own, device, 0)
+
+    def tests(self, device: int) -> Array:
+        """Positions of a device's images for testing."""
+        return self._part(self.rest, device, 1)
+
+    def weights(self, device: int) -> Array:
+        """Weights of the tests, of sum 1: every class counts alike where the device is balanced."""
+        y = self.y[self.tests(device)]
+        counts = np.bincount(y)[y] if self.about.rows[device] == BALANCED else np.ones(len(y))
+        return np.asarray(1 / counts / (1 / counts).sum())
+
+    def _part(self, rows: Array, device: int, column: int) -> Array:
+        ends = np.cumsum(self.sizes[:, column])
+        return rows[ends[device] - self.sizes[device, column] : ends[device]]
+
+
+def cells(names: Sequence[str], data: Path, out: Path) -> Iterator[Shared]:
     """The cells of these data sets, made where they are not kept in `out`."""
     for name in names:
         for place in _places(name):
@@ -51,7 +79,7 @@ def cells(names: Sequence[str], data: Path, out: Path) -> Iterator[Cell]:
             if not path.is_file():
                 with threads(1), threadpool_limits(1):
                     day_zero_cells.write(path, _MAKERS[name](place, data, out))
-            yield day_zero_cells.read(path)
+            yield day_zero_cells.read(path, Shared)
 
 
 def _places(name: str) -> Iterator[Place]:
@@ -61,11 +89,10 @@ def _places(name: str) -> Iterator[Place]:
         yield from (Place(name, method, seed, domain) for domain in domains[name])
 
 
-def balanced(y: Labels, rng: np.random.Generator, most: int = TESTS) -> tuple[Indices, Indices]:
-    """Rows with labels, class after class in each round, and rows for testing: at most `most` of each class."""
+def balanced(y: Labels, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    """Rows with labels, class after class in each round, and rows for testing."""
     of_class = [rng.permutation(np.flatnonzero(y == label)) for label in np.unique(y)]
-    tests = min(most, min(len(rows) for rows in of_class) - MOST)
-    return in_rounds(of_class, rng), np.concatenate([rows[MOST : MOST + tests] for rows in of_class])
+    return in_rounds(of_class, rng), np.concatenate([rows[MOST : MOST + MOST_TESTS] for rows in of_class])
 
 
 def in_rounds(of_class: Sequence[Indices], rng: np.random.Generator) -> Indices:
@@ -94,7 +121,7 @@ def _devices(y: Labels, seed: int, domain: str) -> tuple[tuple[str, ...], list[I
     return tuple(names), train, test
 
 
-def _pacs(place: Place, data: Path, out: Path) -> Cell:
+def _pacs(place: Place, data: Path, out: Path) -> Shared:
     found = {
         name: predictions.features(name, data, out / "features", EVERYTHING) for name in predictions.DOMAINS
     }
@@ -104,7 +131,7 @@ def _pacs(place: Place, data: Path, out: Path) -> Cell:
     return _cell(about, own.z, own.y, train, test, [o.z for o in others], [o.y for o in others])
 
 
-def _cifar(place: Place, data: Path, out: Path) -> Cell:
+def _cifar(place: Place, data: Path, out: Path) -> Shared:
     del out
     dataset, sizes = datasets.load(CIFAR, data), training.SIZES[CIFAR]
     y, classes = dataset.samples.y, len(dataset.classes)
@@ -128,7 +155,7 @@ def _cifar(place: Place, data: Path, out: Path) -> Cell:
     return _cell(about, all_z, all_y, train, test, *shared)
 
 
-def _imu(place: Place, data: Path, out: Path) -> Cell:
+def _imu(place: Place, data: Path, out: Path) -> Shared:
     del out
     dataset, person = datasets.load("watch", data), int(place.domain.removeprefix("person"))
     if dataset.domains is None:
@@ -159,10 +186,12 @@ def _cell(
     fleet_y: Sequence[Array],
     weight: Array | None = None,
     bias: Array | None = None,
-) -> Cell:
-    own, rest = ([(z[rows], y[rows]) for rows in each] for each in (train, test))
-    own_z, own_y, rest_z, rest_y = *zip(*own, strict=True), *zip(*rest, strict=True)
-    return training.cell(about, own_z, own_y, rest_z, rest_y, fleet_z, fleet_y, weight, bias)
+) -> Shared:
+    sizes = np.array([[len(own), len(rest)] for own, rest in zip(train, test, strict=True)])
+    nobody = [z[:0]] * len(train), [y[:0]] * len(train)
+    whole = training.cell(about, *nobody, *nobody, fleet_z, fleet_y, weight, bias)
+    parts = {field.name: getattr(whole, field.name) for field in fields(Cell)} | {"z": z, "y": y}
+    return Shared(**parts, own=np.concatenate(train), rest=np.concatenate(test), sizes=sizes)
 
 
 _MAKERS = {PACS: _pacs, CIFAR: _cifar, IMU: _imu}

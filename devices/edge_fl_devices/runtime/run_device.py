@@ -177,7 +177,7 @@ def run_device(
         stack.enter_context(recording(file))
         if not _has_room(store, runner, lambda line: progress.print(f"{config.id}: {line}")):
             return 0
-        if (answers := Answers(config.min_precision, config.false_alarm)) != store.answers():
+        if (answers := Answers(config.promise, config.false_alarm)) != store.answers():
             store.keep_answers(answers)
         with suppress(OSError):  # only `device serve` misses them
             remember(config)

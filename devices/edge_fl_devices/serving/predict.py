@@ -40,6 +40,8 @@ from edge_fl_devices.storage.store import ImmediateHead, Store
 BATCH = 8  # samples read while the extractor works on as many; the first results come after them
 PIECE = 64  # samples of a long recording in a batch
 MAX_FILE_BYTES = 32 * 1024 * 1024
+DEFAULT_PROMISE = 0.9
+"""Share of all samples whose class is in the prediction set where no promise is asked for."""
 NOTHING_PREDICTED = "nothing was predicted"
 X_KEYS = ("x", "x_test", "x_train")
 Status = Literal["answered", "unsure", "unknown"]
@@ -60,7 +62,8 @@ class ClassCandidate:
 class Prediction:
     """The prediction for one sample: the same fields from the command, over HTTP and in Python.
 
-    status: "answered"; "unsure": the probability is below the threshold of the target precision; "unknown": the sample is further from the
+    possible: the classes of the prediction set, the most probable one first, which has the right class for a share `promise` of all samples.
+    status: "answered"; "unsure": a promise was asked for, and the set has several classes; "unknown": the sample is further from the
     labelled ones than the false alarm rate allows. Unless answered, `class_id` and `label` are None; `top` holds the best classes in any
     case, and `probability` is that of the best. distance: the share of the labelled samples that are nearer to the others than this one.
     """
@@ -72,6 +75,8 @@ class Prediction:
     status: Status
     distance: float
     top: tuple[ClassCandidate, ...]
+    possible: tuple[str, ...]
+    promise: float
 
     @property
     def text(self) -> str:
@@ -83,9 +88,9 @@ class Predictor:
     """Loads the served model of a device's folder. Raises InputError when there is none, ArtefactError when it cannot run.
 
     With `remember` it stores the moments of the features it computes in the folder, where the agent checks them for drift. `top` is the
-    number of classes in a prediction. `min_precision` and `false_alarm` are those of the device's settings unless given; the probability
-    that reaches the precision, or why none does, is `threshold`. `extractor` is used if it is that of the served model, which saves loading
-    it again. 16-bit pictures are scaled like those that the head was fitted on: from `bits`.
+    number of classes in a prediction. `promise` and `false_alarm` are those of the device's settings unless given; without a promise every
+    sample is answered, and prediction sets are for DEFAULT_PROMISE. `extractor` is used if it is that of the served model, which saves
+    loading it again. 16-bit pictures are scaled like those that the head was fitted on: from `bits`.
     """
 
     def __init__(
@@ -94,7 +99,7 @@ class Predictor:
         *,
         remember: bool = False,
         top: int = 1,
-        min_precision: float | None = None,
+        promise: float | None = None,
         false_alarm: float | None = None,
         extractor: Extractor | None = None,
     ) -> None:
@@ -114,8 +119,7 @@ class Predictor:
         self.accuracy, self.head_words = measured(fitted), head_words(fitted)
         self.contradiction = wording.contradiction(fitted.calibration, self.manifest.classes)
         answers = store.answers()
-        self.min_precision = answers.min_precision if min_precision is None else min_precision
-        self.threshold = self.calibration.threshold(self.min_precision)
+        self.promise = answers.promise if promise is None else promise
         self._furthest = 1 - (answers.false_alarm if false_alarm is None else false_alarm)
         if _knows_more_than_the_labels(self.head, self.calibration):
             self._furthest = 1.0
@@ -132,10 +136,7 @@ class Predictor:
 
     def probabilities(self, x: Array) -> NDArray[np.float32]:
         """Return calibrated probabilities [N, classes] of samples [N, ...]. Raises DataError for another shape or dtype."""
-        return self._probabilities(self._features(x))
-
-    def _probabilities(self, z: Features) -> NDArray[np.float32]:
-        return self.calibration.probabilities(self.head.logits(z))
+        return self.calibration.probabilities(self.head.logits(self._features(x)))
 
     def _features(self, x: Array) -> Features:
         input = self.manifest.input
@@ -188,31 +189,45 @@ class Predictor:
         self, z: Features, names: Sequence[str], top: int | None = None
     ) -> Iterator[Prediction]:
         """Predict from features z [N, d], each under its name, with `top` classes instead of the predictor's."""
-        rows = zip(names, self._probabilities(z), self.calibration.percentiles(z), strict=True)
-        for name, probabilities, distance in rows:
-            yield self._prediction(name, float(distance), probabilities, top)
+        logits, found = self.head.logits(z), self.calibration
+        sets = found.promise.sets(logits, self._set_promise)
+        rows = zip(names, found.percentiles(z), found.probabilities(logits), sets, strict=True)
+        for name, distance, probabilities, possible in rows:
+            yield self._prediction(name, float(distance), probabilities, possible, top)
 
     def of_file(self, z: Features, name: str, top: int | None = None) -> Prediction:
         """Predict all samples z [n, d] of a file as one, by the means of their probabilities and distances."""
-        probabilities, distances = self._probabilities(z), self.calibration.percentiles(z)
-        return self._prediction(name, float(distances.mean()), probabilities.mean(axis=0), top)
+        logits, found = self.head.logits(z), self.calibration
+        possible = found.promise.of_mean(logits, self._set_promise)
+        distance, probabilities = float(found.percentiles(z).mean()), found.probabilities(logits).mean(axis=0)
+        return self._prediction(name, distance, probabilities, possible, top)
 
     def _prediction(
-        self, name: str, distance: float, probabilities: NDArray[np.float32], most: int | None
+        self,
+        name: str,
+        distance: float,
+        probabilities: NDArray[np.float32],
+        possible: NDArray[np.bool_],
+        most: int | None,
     ) -> Prediction:
-        order = np.argsort(-probabilities, kind="stable")[: most or self.top]
+        order = np.argsort(-probabilities, kind="stable")
         top = tuple(
-            ClassCandidate(int(id), self.manifest.classes[id], float(probabilities[id])) for id in order
+            ClassCandidate(int(id), self.manifest.classes[id], float(probabilities[id]))
+            for id in order[: most or self.top]
         )
-        best, status = top[0], self._status(top[0].probability, distance)
-        if status == "answered":
-            return Prediction(name, best.class_id, best.label, best.probability, status, distance, top)
-        return Prediction(name, None, None, best.probability, status, distance, top)
+        inside = tuple(self.manifest.classes[id] for id in order if possible[id])
+        best, status = top[0], self._status(len(inside), distance)
+        found = (best.class_id, best.label) if status == "answered" else (None, None)
+        return Prediction(name, *found, best.probability, status, distance, top, inside, self._set_promise)
 
-    def _status(self, probability: float, distance: float) -> Status:
+    @property
+    def _set_promise(self) -> float:
+        return self.promise or DEFAULT_PROMISE
+
+    def _status(self, possible: int, distance: float) -> Status:
         if distance > self._furthest:
             return "unknown"
-        return "answered" if probability >= self.threshold.probability else "unsure"
+        return "answered" if possible == 1 or not self.promise else "unsure"
 
 
 def _knows_more_than_the_labels(head: Head, calibration: Calibration) -> bool:

@@ -33,8 +33,10 @@ def show_predictions(found: Sequence[Prediction], format: PredictionFormat) -> N
     else:
         several = any(len(prediction.top) > 1 for prediction in found)
         columns = {"name": "sample", "text": "class", "class_id": "id", "probability": "probability"}
+        sets = {f"{prediction.promise:g}" for prediction in found}
+        columns["set"] = f"set ({', '.join(sets)})"
         for row, prediction in zip(rows, found, strict=True):
-            row["text"] = prediction.text
+            row["text"], row["set"] = prediction.text, ", ".join(prediction.possible)
             row["best"] = ", ".join(f"{each.label} {each.probability:.3f}" for each in prediction.top)
         show_table(rows, columns | {"distance": "distance"} | ({"best": "best"} if several else {}))
 
@@ -44,28 +46,20 @@ def print_model(predictor: Predictor) -> None:
     print_status(f"release {predictor.manifest.release}: {predictor.words}")
 
 
-def print_threshold(predictor: Predictor, found: Sequence[Prediction] = ()) -> None:
-    """Print on stderr what the target precision costs: the threshold, and the share of answers expected and found."""
-    if not predictor.min_precision:
+def print_promise(predictor: Predictor, found: Sequence[Prediction] = ()) -> None:
+    """Print on stderr what the promise rests on, and the share of these samples that it lets the device answer."""
+    if not predictor.promise:
         return
-    threshold = predictor.threshold
-    if threshold.problem:
-        print_status(
-            f"precision {predictor.min_precision:g}: not reachable ({threshold.problem}); every prediction is unsure"
-        )
-        return
+    scenes = predictor.calibration.scenes
+    basis = f"{scenes} own labels and the fleet's" if scenes else "the fleet's alone"
     answered = sum(prediction.status == "answered" for prediction in found)
-    here = f", {answered / len(found):.0%} of these" if found else ""
-    measured = predictor.calibration
-    scenes = f" of {measured.scenes} scenes" if measured.scenes < len(measured.right) else ""
-    print_status(
-        f"precision {predictor.min_precision:g}: answers from probability {threshold.probability:.3f},"
-        f" {threshold.coverage:.0%} of the device's own samples{scenes}{here}"
-    )
+    here = f"; answered {answered} of {len(found)}" if found else ""
+    print_status(f"promise {predictor.promise:g}: the set has the right class; it rests on {basis}{here}")
 
 
 def _flat(row: dict[str, object]) -> dict[str, object]:
-    """A row with the classes of `top` as columns of their own."""
-    top = row.pop("top")
-    assert isinstance(top, tuple)
+    """A row with the classes of `top` as columns of their own, and those of the set in one."""
+    top, possible = row.pop("top"), row.pop("possible")
+    assert isinstance(top, tuple) and isinstance(possible, tuple)
+    row["possible"] = "|".join(possible)
     return row | {f"{key}_{rank}": each[key] for rank, each in enumerate(top, 1) for key in each}

@@ -97,9 +97,9 @@ class ImmediateHead:
 
 
 class Answers(Struct, frozen=True):
-    """Target precision of the answered predictions (0: answer every picture), and the share of known pictures called unknown (0: none)."""
+    """The promise of prediction sets (0: every sample is answered), and the share of known samples called unknown (0: none)."""
 
-    min_precision: float = 0.0
+    promise: float = 0.0
     false_alarm: float = 0.05
 
 

@@ -36,7 +36,7 @@ from edge_fl.wire.host_names import is_loopback
 from edge_fl.wire.transport import JSON
 from edge_fl_devices.config import POOL, DeviceConfig
 from edge_fl_devices.data import location
-from edge_fl_devices.serving.show import print_model, print_threshold
+from edge_fl_devices.serving.show import print_model, print_promise
 from edge_fl_maker import access
 from edge_fl_maker.access import COOKIE, HttpAccess
 from edge_fl_maker.capture.capture import Capture
@@ -167,7 +167,7 @@ def serving(
         address = f"{'https' if tls else 'http'}://{name}:{service.port}"
         try:
             print_model(service.predictor)
-            print_threshold(service.predictor)
+            print_promise(service.predictor)
         except InputError as error:
             print_status(f"{error.message}; label {words} to get one")
         print_status(f"{address}/predict serves {text(folder)}; stop with Ctrl-C")

@@ -1,0 +1,226 @@
+"""Prediction sets that keep a promise: of all samples, a share of at least P has its class in its set (conformal prediction).
+
+A set has every class whose probability p is at least 1 - t, and always the most probable one. The threshold t follows from held-out
+predictions of the device's labels, and from those of the fleet's devices, in four steps.
+
+1. How surprising a label is, is measured by what the head itself expects on this device. F(s) is the share of classes with 1 - p <= s among
+   the device's samples, each weighted by its p: the distribution that scores s = 1 - p(label) have if all probabilities are right. A label's
+   survival v = 1 - F(s) is then uniform in 0..1 on every device, however hard its samples are.
+2. Own labels count one each (a scene, for samples in groups). The fleet's survivals (`Survivals`, a histogram) count as FLEET_LABELS labels
+   in all; a release without them is taken to be right about its probabilities. One more label, which no set covers, stands for the
+   sample to be predicted.
+3. The survival that a share a of this mixture is below is the limit: all classes with a higher one are in the set. a is 1 - P, less one
+   standard error of it from so many labels, FLEET_LABELS and own: coverage scatters from device to device, and the promise is each one's.
+4. t is the score with this survival among the device's samples: labelled ones without their fold, and unlabelled ones.
+
+A device without any sample has no F. Then a picture's own probabilities take its place: the most probable classes, until no more than the
+limit is missing.
+
+Without labels and drift, labels and later samples are exchangeable, and step 2 alone covers a share P on average (V. Vovk et al.,
+"Algorithmic Learning in a Random World", 2005; for weights of which some are of other distributions, R. Barber et al., "Conformal prediction
+beyond exchangeability", Annals of Statistics 2023). Sharing scores between devices follows C. Lu et al., "Federated conformal predictors",
+ICML 2023. The threshold on probabilities gives the smallest sets (M. Sadinle et al., JASA 2019).
+
+docs/promise.md has the figures (`python -m tools.study.promise`), also those of other ways of sharing scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_fl.errors import ArtefactError
+from edge_fl.heads.head import Array, Features
+
+FLEET_LABELS = 150.0
+"""Own labels as which the fleet's survivals count, however many these are: with fewer, own labels move the sets more than they know."""
+LEAST_MISS = 0.1
+"""Share of the allowed misses that a standard error leaves at least."""
+LEVELS = np.geomspace(0.001, 0.6, 64)
+"""Shares of samples outside their sets for which thresholds are stored; others are interpolated."""
+BINS, HIGHEST = 64, 8.0
+"""Bins of a histogram of survivals, equal in -log v from 0 to HIGHEST; the last one has all beyond."""
+FINE = 1024
+MOST_SCORES = 50_000
+"""Probabilities from which F is computed: of more samples times classes, samples at equal distances."""
+SURVIVALS = "survivals"
+"""Name of a release's extra, and of the array [2, BINS] in it."""
+
+ARRAYS = LIMITS, TEMPERATURE = "promise", "promise_temperature"
+"""Names of the arrays that are stored."""
+
+Doubles = NDArray[np.float64]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Promise:
+    """Limits of a device's sets by LEVELS: masses float64 [L], the survival limit each; thresholds float64 [L], t each, or empty.
+
+    temperature: divides the logits before their probabilities are compared.
+    """
+
+    masses: Doubles
+    thresholds: Doubles
+    temperature: float = 1.0
+
+    def sets(self, logits: Features | Doubles, promise: float) -> NDArray[np.bool_]:
+        """Logits [n, C] -> whether each class is in the set [n, C], for a promise in 0..1 (0: the most probable class alone)."""
+        found = np.zeros(logits.shape, np.bool_)
+        found[np.arange(len(logits)), logits.argmax(axis=1)] = True
+        if promise <= 0 or not len(logits):
+            return found
+        p, miss = _probabilities(logits.astype(np.float64) / self.temperature), 1 - promise
+        possible = np.isfinite(logits)
+        if miss < LEVELS[0]:
+            return possible
+        if len(self.thresholds):
+            return found | (possible & (1 - p <= self._at(self.thresholds, miss) + 1e-9))
+        order = np.argsort(-p, axis=1, kind="stable")
+        ordered = np.take_along_axis(p, order, axis=1)
+        missing = 1 - (np.cumsum(ordered, axis=1) - ordered)  # without this class and the less probable ones
+        inside = np.zeros_like(found)
+        np.put_along_axis(inside, order, missing > self._at(self.masses, miss), axis=1)
+        return found | (possible & inside)
+
+    def _at(self, values: Doubles, miss: float) -> float:
+        return float(np.interp(np.log(miss), np.log(LEVELS), values))
+
+    def of_mean(self, logits: Features, promise: float) -> NDArray[np.bool_]:
+        """The set [C] of several samples of one class, with logits [n, C], by the mean of their probabilities."""
+        p = _probabilities(logits.astype(np.float64) / self.temperature).mean(axis=0)
+        with np.errstate(divide="ignore"):
+            return self.sets((np.log(p) * self.temperature)[None], promise)[0]
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Arrays by name (`from_arrays` is the inverse)."""
+        columns = [self.masses, self.thresholds] if len(self.thresholds) else [self.masses]
+        return {
+            LIMITS: np.stack(columns).astype(np.float32),
+            TEMPERATURE: np.array([self.temperature], np.float32),
+        }
+
+
+def from_arrays(arrays: Mapping[str, Array]) -> Promise:
+    """Rebuild limits from their `to_arrays()`; `UNMEASURED` without. Raises ArtefactError."""
+    if LIMITS not in arrays:
+        return UNMEASURED
+    found, temperature = arrays[LIMITS], arrays.get(TEMPERATURE, np.empty(0))
+    fits = found.ndim == 2 and len(found) in (1, 2) and found.shape[1] == len(LEVELS)
+    if not fits or temperature.shape != (1,) or not (np.isfinite(found).all() and temperature[0] > 0):
+        raise ArtefactError(f"calibration: promise {list(found.shape)}, expected [1 or 2, {len(LEVELS)}]")
+    rows = found.astype(np.float64)
+    return Promise(rows[0], rows[1] if len(rows) == 2 else np.empty(0), float(temperature[0]))
+
+
+def of(
+    held: Features,
+    y: Labels,
+    weights: Doubles,
+    unlabelled: Features,
+    *,
+    fleet: Doubles | None = None,
+    temperature: float = 1.0,
+) -> Promise:
+    """The limits of a device with held-out logits [m, C] of its labels y [m], which count `weights` [m], and logits [u, C] of other samples.
+
+    fleet: a histogram of survivals [BINS], of any total; by default, probabilities are right.
+    """
+    expected = _Expected.of([held, unlabelled], [weights, np.ones(len(unlabelled))], temperature)
+    own = survivals(held, y, weights, temperature) if len(y) else np.empty(0)
+    grid = np.linspace(0, HIGHEST, FINE)
+    order = np.argsort(-np.log(own))
+    reached = np.concatenate([[0.0], np.cumsum(weights[order])])
+    below = reached[np.searchsorted(-np.log(own)[order], grid, side="right")]
+    covered = (below + FLEET_LABELS * _covered(fleet, grid)) / (weights.sum() + FLEET_LABELS + 1)
+    places = np.searchsorted(covered, 1 - _careful(weights.sum()))
+    masses = np.where(places < FINE, np.exp(-grid[np.minimum(places, FINE - 1)]), 0.0)
+    thresholds = expected.score(masses) if expected else np.empty(0)
+    return Promise(masses, thresholds, temperature)
+
+
+def survivals(
+    logits: Features, y: Labels, weights: Doubles | None = None, temperature: float = 1.0
+) -> Doubles:
+    """The survivals v float64 [n] of labels y [n] among held-out logits [n, C] of samples that count `weights` [n]."""
+    expected = _Expected.of([logits], [np.ones(len(y)) if weights is None else weights], temperature)
+    assert expected is not None  # there are samples
+    p = _probabilities(logits.astype(np.float64) / temperature)
+    return np.maximum(expected.survival(1 - p[np.arange(len(y)), y]), np.exp(-HIGHEST))
+
+
+def histogram(v: Doubles, weights: Doubles | None = None) -> Doubles:
+    """Histogram float64 [BINS] of survivals v [n]."""
+    places = np.minimum((-np.log(v) * (BINS / HIGHEST)).astype(np.int64), BINS - 1)
+    return np.bincount(places, weights, minlength=BINS).astype(np.float64)
+
+
+def received(extras: Mapping[str, Mapping[str, Array]], labels: bool) -> Doubles | None:
+    """The fleet's histogram [BINS] in a release's extras, of heads with `labels` or of the fleet's head alone; None without one.
+
+    Raises ArtefactError for anything else.
+    """
+    if (found := extras.get(SURVIVALS, {}).get(SURVIVALS)) is None:
+        return None
+    if found.shape != (2, BINS) or not np.isfinite(found).all() or (found < 0).any():
+        raise ArtefactError(f"extra {SURVIVALS}: {found.dtype} {list(found.shape)}, expected [2, {BINS}] of 0 or more")
+    row = found[int(labels)].astype(np.float64)
+    return row if row.sum() > 0 else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Expected:
+    """F: scores float64 [k] in ascending order, and the share of the probability up to each."""
+
+    scores: Doubles
+    shares: Doubles
+
+    @classmethod
+    def of(cls, logits: list[Features], weights: list[Doubles], temperature: float) -> _Expected | None:
+        every, counted = np.concatenate(logits), np.concatenate(weights)
+        if not every.size:
+            return None
+        step = -(-every.size // MOST_SCORES)
+        p = _probabilities(every[::step].astype(np.float64) / temperature)
+        scores, shares = (1 - p).ravel(), (p * counted[::step, None]).ravel()
+        order = np.argsort(scores)
+        total = np.cumsum(shares[order])
+        return cls(scores[order], total / total[-1])
+
+    def survival(self, scores: Doubles) -> Doubles:
+        """1 - F just below each of the scores."""
+        places = np.searchsorted(self.scores, scores, side="left")
+        return np.asarray(1 - np.concatenate([[0.0], self.shares])[places])
+
+    def score(self, survivals: Doubles) -> Doubles:
+        """The scores up to which all but `survivals` of the probability are; 1 for none."""
+        places = np.searchsorted(self.shares, 1 - survivals - 1e-12)
+        found = self.scores[np.minimum(places, len(self.scores) - 1)]
+        return np.where(survivals > 0, found, 1.0)
+
+
+def _careful(labels: float) -> Doubles:
+    """LEVELS less a standard error of each from so many own labels."""
+    error = np.sqrt(LEVELS * (1 - LEVELS) / (FLEET_LABELS + labels + 1))
+    return np.asarray(np.maximum(LEVELS - error, LEAST_MISS * LEVELS))
+
+
+def _covered(fleet: Doubles | None, grid: Doubles) -> Doubles:
+    """The share of survivals with -log v up to each number of the grid [FINE]."""
+    if fleet is None:
+        return np.asarray(1 - np.exp(-grid))
+    ends = np.linspace(0, HIGHEST, BINS + 1)
+    shares = np.concatenate([[0.0], np.cumsum(fleet[:-1]), [fleet[:-1].sum()]]) / fleet.sum()
+    return np.asarray(np.interp(grid, ends, shares))
+
+
+def _probabilities(logits: Doubles) -> Doubles:
+    e = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-1e300))
+    return np.asarray(e / e.sum(axis=1, keepdims=True))
+
+
+UNMEASURED = Promise(_careful(0.0), np.empty(0))
+"""Of a device that has neither labels nor other samples, on a release that says nothing of its fleet."""
