@@ -15,8 +15,8 @@ from edge_fl_devices.storage.store import Store
 
 TARGETS = "tuf/metadata/targets.json"
 """The trusted metadata with all signed releases, which python-tuf has verified before it wrote them."""
-MAX_SUMMARY = 255
-"""Characters that Home Assistant takes."""
+MAX_SUMMARY = 250
+"""Characters; Home Assistant takes a few more."""
 
 
 class Versions(Struct, frozen=True, omit_defaults=True):
