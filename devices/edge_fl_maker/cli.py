@@ -133,7 +133,7 @@ def watch(
         str, option("--consensus VOTES", "Report a state once K of the last N predictions agree: K/N [each].")
     ] = "",
     lasting: Annotated[
-        str, option("--for DURATION", "For how long, such as 10s or 2min; they must agree until then.")
+        str, option("--for DURATION", "For how long, such as 10s or 2min; most must agree until then.")
     ] = "0s",
     publish: Annotated[
         bool, option("--publish", "Also publish over MQTT, with Home Assistant discovery.")

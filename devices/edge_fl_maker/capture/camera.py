@@ -112,11 +112,7 @@ class Camera:
 
     def newest(self) -> Frame | None:
         """Wait for the next frame, skipping those before it; None after the end of a file. Raises InputError if it is too small to crop."""
-        with self._changed:
-            self._wanted, self._frame = True, None
-            self._changed.wait_for(lambda: self._frame or self._ended)
-            self._wanted = False
-            frame = self._frame
+        frame = self._newest()
         if frame and self._region:
             return Frame(frame.number, self._region.of(frame.pixels, self.name))
         return frame
@@ -126,6 +122,13 @@ class Camera:
         self._stopped.set()
         self._thread.join(self._limits.timeout_s)
         self._end()
+
+    def _newest(self) -> Frame | None:
+        with self._changed:
+            self._wanted, self._frame = True, None
+            self._changed.wait_for(lambda: self._frame or self._ended)
+            self._wanted = False
+            return self._frame
 
     def _run(self) -> None:
         try:
