@@ -24,6 +24,9 @@ from edge_fl_devices.storage import read_json
 
 MB = 2**20
 CAPTURE_SOURCE = re.compile(r"camera:\d+|(rtsps?|https?|mqtts?)://\S+|alsa:\S+|python:[\w.]+:\w+|watch:/.+")
+CROP = re.compile(r"([0-9]{1,5}), ?([0-9]{1,5}), ?([1-9][0-9]{0,4}), ?([1-9][0-9]{0,4})")
+"""A region of a camera's frames: x, y, width and height."""
+EXPECTED_CROP = "expected x,y,w,h in pixels from the upper left corner, such as 120,40,320,240"
 FOLDER, SETTINGS = "device", "settings.json"
 POOL = "unlabelled"
 """In a device's folder: the pictures without a label."""
@@ -35,12 +38,13 @@ class CaptureConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Where files without labels come from, and how many are kept.
 
     `source` is "camera:NUMBER", the address of a stream (rtsp://, http://, mqtt://, alsa: or python:), or "watch:/FOLDER", whose new files
-    are copied; "": none. `every_s` is the shortest time between two files of one source, and the interval of looks into a watched folder.
-    `max_pictures`, of files of any kind, and `max_mb` both limit the pool; the disk may hold less, of which a part stays free
-    (`pool.SPARE_BYTES`).
+    are copied; "": none. `crop` is the region of a camera's frames that is kept, "x,y,w,h" in pixels ("": all). `every_s` is the shortest
+    time between two files of one source, and the interval of looks into a watched folder. `max_pictures`, of files of any kind, and
+    `max_mb` both limit the pool; the disk may hold less, of which a part stays free (`pool.SPARE_BYTES`).
     """
 
     source: str = ""
+    crop: str = ""
     every_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 10.0
     max_pictures: Annotated[int, Meta(ge=1)] = 500
     max_mb: Annotated[float, Meta(gt=0)] = 200.0
@@ -50,6 +54,17 @@ class CaptureConfig(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"source {self.source!r}: expected camera:0, rtsp://..., http://..., mqtt://..., alsa:..., python:... or watch:/folder"
             )
+        if self.crop and not CROP.fullmatch(self.crop):
+            raise ValueError(f"crop {self.crop!r}: {EXPECTED_CROP}")
+        if self.crop and not self.has_camera:
+            raise ValueError(
+                f"crop {self.crop!r}: only frames of a camera can be cropped; expected camera:0, rtsp://... or http://... as the source"
+            )
+
+    @property
+    def has_camera(self) -> bool:
+        """Whether the source gives frames."""
+        return self.source.startswith(("camera:", "rtsp", "http"))
 
     @property
     def max_bytes(self) -> int:

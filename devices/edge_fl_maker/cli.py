@@ -103,7 +103,7 @@ def serve(
         known = settings.from_options(file, {"folder": folder})
     if known and stream:
         tree = msgspec.to_builtins(known)
-        tree["capture"]["source"] = stream
+        tree["capture"] |= {"source": stream, "crop": ""}
         known = settings.convert(tree, "--stream")
     place = Path(known.folder) if known else folder or DEVICE_FOLDER
     with signals.serving(print_status), serving(place, known, host, port, answers.values) as service:
@@ -115,6 +115,13 @@ def watch(
         str, option("--camera CAMERA", "Number of a camera, an rtsp:// or http:// address, or a video file.")
     ] = "0",
     stream: StreamOption = "",
+    crop: Annotated[
+        str,
+        option(
+            "--crop REGION",
+            "Use only this part of a frame: x,y,w,h in pixels [that of [capture] for this camera].",
+        ),
+    ] = "",
     folder: FolderOrThatOfSettings = None,
     interval: Annotated[
         float, option("--interval SECONDS", "Shortest time between predictions, in seconds.", min=0)
@@ -126,7 +133,7 @@ def watch(
         str, option("--consensus VOTES", "Report a state once K of the last N predictions agree: K/N [each].")
     ] = "",
     lasting: Annotated[
-        str, option("--for DURATION", "For how long, such as 10s or 2min; they must agree until then.")
+        str, option("--for DURATION", "For how long, such as 10s or 2min; most must agree until then.")
     ] = "0s",
     publish: Annotated[
         bool, option("--publish", "Also publish over MQTT, with Home Assistant discovery.")
@@ -137,21 +144,27 @@ def watch(
     answers: PredictionOptions,
     connection: ConnectionOptions,
 ) -> None:
-    """Predict the newest frame of a camera, or each window of a stream: one JSON object per line."""
+    """Predict the newest frame of a camera, or each window of a stream: one JSON object per line, and how often the class changes."""
     from contextlib import ExitStack, closing, nullcontext
 
     import msgspec
 
     from edge_fl_devices import config as settings
-    from edge_fl_maker.capture.camera import Camera
+    from edge_fl_maker.capture.camera import NOTHING, Camera
     from edge_fl_maker.capture.streams import Stream
     from edge_fl_maker.consensus import Consensus
     from edge_fl_maker.current_model import CurrentModel
+    from edge_fl_maker.watch import summary
     from edge_fl_maker.watch import watch as predictions
 
-    agreed = Consensus(consensus, units.parse_duration(lasting, "--for")) if consensus else None
-    if folder is None:
-        folder = Path(settings.from_options(config, {}).folder) if config else DEVICE_FOLDER
+    if crop and stream:
+        raise InputError(f"--crop {crop}: only frames of a camera can be cropped; expected --camera", NOTHING)
+    for_s = units.parse_duration(lasting, "--for")
+    if for_s and not consensus:
+        raise InputError(f"--for {lasting}: expected --consensus K/N, such as 3/5, with it", NOTHING)
+    agreed = Consensus(consensus, for_s) if consensus else None
+    own = settings.from_options(config, {}) if config else None
+    folder = folder or (Path(own.folder) if own else DEVICE_FOLDER)
     with nullcontext() if limit else signals.serving(print_status), ExitStack() as stack:
         model = CurrentModel(folder, **answers.values)
         print_promise(model.current())
@@ -159,15 +172,40 @@ def watch(
         if publish:
             from edge_fl_maker import home_assistant
 
-            publisher = home_assistant.connected(config, id, connection.given())
+            publisher = home_assistant.connected(config, id, connection.given(), folder)
             stack.enter_context(closing(publisher))
-        source = Stream(stream, model.current().manifest.input) if stream else Camera(camera)
+        if stream:
+            source: Camera | Stream = Stream(stream, model.current().manifest.input)
+        else:
+            source = Camera(camera, crop=_crop(crop, camera, own or settings.remembered(folder)))
         stack.enter_context(closing(source))
-        for found in predictions(model, source, interval_s=interval, count=limit or 0, consensus=agreed):
-            sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
-            sys.stdout.flush()
-            if publisher:
-                publisher.publish(found)
+        last = None
+        try:
+            for last in predictions(model, source, interval_s=interval, count=limit or 0, consensus=agreed):
+                sys.stdout.write(msgspec.json.encode(last).decode() + "\n")
+                sys.stdout.flush()
+                if publisher:
+                    publisher.publish(last)
+        finally:
+            if last:
+                print_status(summary(last, agreed=bool(agreed)))
+
+
+def _crop(given: str, camera: str, known: DeviceConfig | None) -> str:
+    """The region of the frames to predict: if none is given, that of the captured pictures of this camera. It is said if they differ."""
+    from edge_fl_maker.capture.camera import shown
+
+    captured, name = known.capture if known else None, shown(camera)
+    if captured is None or captured.source.removeprefix("camera:") != camera or given == captured.crop:
+        return given
+    if not given:
+        print_status(f"camera {name}: cropped to {captured.crop}, as the pictures of [capture]")
+        return captured.crop
+    cropped = f"cropped to {captured.crop}" if captured.crop else "not cropped"
+    print_status(
+        f"camera {name}: --crop {given}, but the pictures of [capture] are {cropped}: the head learns from another part of the frame"
+    )
+    return given
 
 
 def label(

@@ -18,8 +18,10 @@ With fewer labels than features there are candidates of least squares, too, whic
 
 Around the fleet's head they count the less, the surer it is: from a factor of UNSURE on there are none.
 
-So nothing is chosen and nothing jumps: without labels it is the fleet's head; a head that contradicts the labels loses its weight; with
-many labels small λ or a = 0 take over. Leave-one-out predictions are in closed form, from the curvature at the minimum, class by class.
+So nothing is chosen: without labels it is the fleet's head; a head that contradicts the labels loses its weight; with many labels small λ
+or a = 0 take over. Where the set of candidates changes, one label can change the head more than usual: those of least squares around zero
+begin at LEAST_PER_CLASS labels per class, and all of least squares end at as many labels as features. Leave-one-out predictions are in
+closed form, from the curvature at the minimum, class by class.
 
 Measured on balanced folds: a fold takes one group of each class, so that no held-out class is in the minority.
 

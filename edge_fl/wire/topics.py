@@ -26,6 +26,7 @@ The topics of a fleet start with ``efl/1/FLEET``, where 1 is the protocol's majo
 Outside this branch a device may publish its predictions where Home Assistant expects them:
 
     homeassistant/sensor/DEVICE/#     device                    sensors, predictions, availability
+    homeassistant/update/DEVICE/#     device                    versions of release and agent
 
 A client's rights follow from the name on its certificate: `role_of` gives the role, `access_rules` its rights.
 """
@@ -72,6 +73,7 @@ DOWN: tuple[Down, ...] = get_args(Down)
 UP: tuple[Up, ...] = get_args(Up)
 REPORTS: tuple[Up, ...] = ("rpt", "blob")
 """Kinds that several processes may receive for one server; their topics have further levels."""
+HomeAssistantComponent = Literal["sensor", "update"]
 Right = Literal["read", "write", "readwrite", "deny"]
 RESERVED: dict[str, Role] = {
     "server": "server",
@@ -220,9 +222,13 @@ def _in_group(group: str, index: str) -> bool:
     return bool(NUMBER.match(group) and NUMBER.match(index)) and int(group) == int(index) // GROUP
 
 
-def home_assistant(device: str, leaf: str) -> str:
-    """A topic of a device's branch for Home Assistant."""
-    return f"homeassistant/sensor/{device}/{leaf}"
+def home_assistant(device: str, leaf: str, component: HomeAssistantComponent = "sensor") -> str:
+    """A topic of a device's branches for Home Assistant, one for each component."""
+    return f"homeassistant/{component}/{device}/{leaf}"
+
+
+def _home_assistant_branches(device: str) -> list[str]:
+    return [home_assistant(device, "#", component) for component in get_args(HomeAssistantComponent)]
 
 
 def role_of(name: str) -> Role:
@@ -244,27 +250,27 @@ def access_rules(fleet: str) -> Iterator[tuple[Role, Right, str]]:
         yield "worker", "read", f"{root}/d/+/up/{kind}/#"
     yield "worker", "write", f"{root}/d/+/dn/ack"
     yield "reader", "read", f"{root}/#"
-    yield "admin", "read", home_assistant("+", "#")
+    yield from (("admin", "read", branch) for branch in _home_assistant_branches("+"))
     for action in ACTIONS.values():
         people: list[Role] = ["admin", *(role for role in PERSON_ROLES if role in action.roles)]
         for role in people:
             yield from ((role, "read", f"{root}/{FAMILIES[family]}") for family in action.reads)
             yield from ((role, "write", f"{root}/{FAMILIES[family]}") for family in action.writes)
     for role in PERSON_ROLES:  # "deny": what the rules of a device would add
-        yield role, "read", home_assistant("+", "#")
+        yield from ((role, "read", branch) for branch in _home_assistant_branches("+"))
         reads = {family for each in ACTIONS.values() if role in each.roles for family in each.reads}
         for family in ("enroll", "d/%u", *(each for each in BROADCAST if not reads & {each, "all"})):
             yield role, "deny", f"{root}/{family}/#"
-        yield role, "deny", home_assistant("%u", "#")
+        yield from ((role, "deny", branch) for branch in _home_assistant_branches("%u"))
     yield "registrar", "readwrite", f"{root}/enroll/#"
     for family in BROADCAST:
         yield "device", "read", f"{root}/{family}/#"
     yield "device", "read", f"{root}/d/%u/dn/#"
     yield "device", "write", f"{root}/d/%u/dn/echo"
     yield "device", "write", f"{root}/d/%u/up/#"
-    yield "device", "write", home_assistant("%u", "#")
+    yield from (("device", "write", branch) for branch in _home_assistant_branches("%u"))
     yield "device", "read", f"{root}/enroll/%u/rsp"
     yield "device", "write", f"{root}/enroll/%u/req"
     for family in (*BROADCAST, "d"):
         yield "claim", "deny", f"{root}/{family}/#"
-    yield "claim", "deny", home_assistant("+", "#")
+    yield from (("claim", "deny", branch) for branch in _home_assistant_branches("+"))

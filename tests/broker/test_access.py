@@ -282,17 +282,21 @@ def test_a_device_publishes_predictions_for_home_assistant_under_its_own_name_al
         ear.transport.subscribe("homeassistant/#")
         ear.transport.drain(WAIT_S)
     claim.transport.publish(Packet(home_assistant(me, "class/config"), b"of a claim"))
+    claim.transport.publish(Packet(home_assistant(me, "agent/state", "update"), b"of a claim"))
     claim.transport.drain(WAIT_S)
     for topic in (
         home_assistant("pi-2", "prediction"),
+        home_assistant("pi-2", "release/state", "update"),
+        "homeassistant/switch/pi-1/config",
         "homeassistant/status",
         "homeassistant/sensor/prediction",
     ):
         device.transport.publish(Packet(topic, b"not its own"))
+    device.transport.publish(Packet(home_assistant("pi-1", "release/state", "update"), b"release/state"))
     for leaf in ("class/config", "prediction", "availability"):
         device.transport.publish(Packet(home_assistant("pi-1", leaf), leaf.encode()))
     device.transport.drain(WAIT_S)
-    assert operator.until(b"availability") == {b"class/config", b"prediction"}
+    assert operator.until(b"availability") == {b"release/state", b"class/config", b"prediction"}
     assert device.heard.empty() and claim.heard.empty()
     for ear in (operator, device, claim):
         ear.transport.close()

@@ -130,7 +130,10 @@ def test_the_access_list_is_the_rules_of_the_topics_and_nothing_else() -> None:
     assert found == {
         "server": {f"topic readwrite {root}/#"},
         "reader": {f"topic read {root}/#"},
-        "operator": {f"topic read {root}/#", "topic read homeassistant/sensor/+/#"}
+        "operator": {
+            f"topic read {root}/#",
+            *(f"topic read homeassistant/{each}/+/#" for each in ("sensor", "update")),
+        }
         | {f"topic read {root}/{each}" for each in ("srv/#", "tuf/#", "d/+/dn/assignment")}
         | {f"topic read {root}/d/+/up/{each}" for each in ("state", "meta", "log")}
         | {f"topic write {root}/{each}" for each in ("srv/#", "tuf/#", "art/#", "d/+/dn/#", "d/+/dn/cmd")}
@@ -140,10 +143,10 @@ def test_the_access_list_is_the_rules_of_the_topics_and_nothing_else() -> None:
             *(f"topic read {root}/{each}" for each in ("srv/#", "tuf/#", "d/+/dn/assignment")),
             *(f"topic read {root}/d/+/up/{each}" for each in ("state", "meta", "log")),
             *(f"topic deny {root}/{each}/#" for each in ("art", "round", "enroll", "d/viewer-ann")),
-            "topic read homeassistant/sensor/+/#",
-            "topic deny homeassistant/sensor/viewer-ann/#",
+            *(f"topic read homeassistant/{each}/+/#" for each in ("sensor", "update")),
+            *(f"topic deny homeassistant/{each}/viewer-ann/#" for each in ("sensor", "update")),
         },
         "claim-1": {f"topic deny {root}/{family}/#" for family in ("srv", "tuf", "art", "round", "d")}
-        | {"topic deny homeassistant/sensor/+/#"},
+        | {f"topic deny homeassistant/{each}/+/#" for each in ("sensor", "update")},
         "pi-9": {"topic deny #"},
     }

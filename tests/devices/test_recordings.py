@@ -88,6 +88,36 @@ def test_windows_of_a_recording_are_in_one_set_and_files_that_have_not_changed_a
     assert np.bincount(known().labels).tolist() == [24, 28]
 
 
+def test_a_copy_of_a_recording_is_no_second_scene(config: DeviceConfig) -> None:
+    root, home = Path(config.data.removeprefix("folder:")), Path(config.folder)
+    install(home, PAYLOAD, manifest())
+    for number in range(6):
+        (root / "lying" / f"{number} (copy).csv").write_bytes((root / "lying" / f"{number}.csv").read_bytes())
+    recording(root / "lying" / "short.csv", 0.0, windows=1)
+    (root / "lying" / "short copy.csv").write_bytes((root / "lying" / "short.csv").read_bytes())
+    data, report = load.load_for(config, SPEC)
+    parts = [set(part.groups.tolist()) for part in (data.train, data.validation, data.test)]
+    assert (report.samples, report.scenes) == (12 * 4 + 6 * 4 + 2, 13)
+    assert sum(map(len, parts)) == 13 == len(set[int]().union(*parts))  # no copy is in another set
+    assert load.count_for(config, SPEC).scenes == 13  # from what is known of the files
+    stream = SampleStream(sources.read(str(root), SPEC))  # without it
+    list(stream)
+    assert grouping.count(stream.groups, len(stream.labels)) == 13
+    fit(config)
+    assert record.read(home).report.scenes == 13 and len(set(stream.files)) == 20
+
+
+def test_without_a_release_and_files_the_kind_is_left_open(tmp_path: Path) -> None:
+    (tmp_path / "data" / "lying").mkdir(parents=True)
+    (tmp_path / "pi").mkdir()
+    config = DeviceConfig("watch", f"folder:{tmp_path / 'data'}", folder=str(tmp_path / "pi"))
+    with pytest.raises(DataError) as caught:
+        load.count_for(config, UNKNOWN)
+    rows = {str(row["what"]): str(row["value"]) for row in status.read(Path(config.folder))}
+    assert rows["files"].startswith("no labelled files yet, or only one (")
+    assert "picture" not in f"{caught.value} {rows['files']}"
+
+
 def test_a_growing_recording_stays_in_its_set(tmp_path: Path) -> None:
     def tested(windows: int) -> list[bool]:
         """Whether each of the recordings is in the test set."""

@@ -63,9 +63,9 @@ def test_the_operator_reads_what_a_device_publishes_under_its_own_name(
     broker: tuple[int, Path], tmp_path: Path
 ) -> None:
     port, folder = broker
-    listener, events = heard(port, folder / "home" / "operator", home_assistant("pi-1", "#"))
+    listener, events = heard(port, folder / "home" / "operator", "homeassistant/+/pi-1/#")
     config = settings(tmp_path, port, folder / "pi-1")
-    with closing(connected(config, None, {})) as publisher:
+    with closing(connected(config, None, {}, tmp_path)) as publisher:
         publisher.publish(PREDICTION)
     found = {}
     offline = home_assistant("pi-1", "availability"), b"offline"
@@ -73,7 +73,8 @@ def test_the_operator_reads_what_a_device_publishes_under_its_own_name(
         if isinstance(event := events.get(timeout=60), Packet):
             found[event.topic] = event.payload
     assert b'"label":"cat"' in found["homeassistant/sensor/pi-1/prediction"]
-    assert len(found) == 4
+    updates = [home_assistant("pi-1", f"{what}/state", "update") for what in ("release", "agent")]
+    assert len(found) == 8 and set(updates) < found.keys()
     listener.close()
 
 
@@ -82,9 +83,9 @@ def test_with_a_running_agent_another_certificate_is_used(broker: tuple[int, Pat
     config = settings(tmp_path, port, folder / "pi-1")
     with Store(tmp_path / "state").owned():
         with pytest.raises(InputError, match=r"the agent in .* uses this certificate"):
-            connected(config, None, {})
+            connected(config, None, {}, tmp_path)
         second = {"identity": str(folder / "pi-1-camera")}
-        with closing(connected(config, None, second)) as publisher:
+        with closing(connected(config, None, second, tmp_path)) as publisher:
             publisher.publish(PREDICTION)
 
 
@@ -92,7 +93,7 @@ def test_a_stream_is_read_with_an_identity(broker: tuple[int, Path], tmp_path: P
     port, folder = broker
     source = f"mqtts://127.0.0.1:{port}/homeassistant/sensor/pi-1/prediction?identity={folder / 'home' / 'operator'}"
     config = settings(tmp_path, port, folder / "pi-1")
-    with closing(Stream(source)) as stream, closing(connected(config, None, {})) as publisher:
+    with closing(Stream(source)) as stream, closing(connected(config, None, {}, tmp_path)) as publisher:
         for label in cycle("ab"):  # a change is published at once
             publisher.publish(replace(PREDICTION, state=label))
             if not stream.waiting.empty():
@@ -106,4 +107,4 @@ def test_a_stream_is_read_with_an_identity(broker: tuple[int, Path], tmp_path: P
 
 def test_without_settings_a_name_is_needed() -> None:
     with pytest.raises(ConfigError, match="--id"):
-        connected(None, None, {})
+        connected(None, None, {}, Path())

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_the_command_predicts_every_window_until_the_stream_ends(
     lines, _ = watched(device, capsys)
     assert [line["frame"] for line in lines] == list(range(1, len(MOVES)))
     assert [lines[0]["label"], lines[-1]["label"]] == ["rest", "move"] and lines[0]["name"] == f"{HERE}:moves"
-    assert all(line["state"] == line["label"] and not line["flips"] for line in lines)
+    assert all(line["state"] == line["label"] and line["flips"] == line["raw_flips"] for line in lines)
 
 
 def test_a_state_is_reported_once_windows_agree(device: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,6 +61,11 @@ def test_a_state_is_reported_once_windows_agree(device: Path, capsys: pytest.Cap
     assert states[:2] == [None, None] and states[-1] == "move" and lines[-1]["flips"] == 1
     assert [states[n] for n in range(1, len(states)) if states[n] != states[n - 1]] == ["rest", "move"]
     assert len({line["label"] for line in lines[5:-4]}) == 2  # single predictions change
+    changes = sum(old["label"] != new["label"] for old, new in pairwise(lines))
+    assert lines[-1]["raw_flips"] == changes > 4 and lines[-1]["flips_per_hour"] is None
+    assert [line["release"] for line in lines] == [1] * len(lines) and lines[0]["watched_s"] == 0
+    single = f"the class of single predictions changed {changes} times, the state changed 1 time"
+    assert f" {single} (less than 10 min, so no rate per hour)\n" in said
     assert f"{HERE}:moves: rest (change 0)\n" in said and f"{HERE}:moves: move (change 1)\n" in said
 
 
@@ -68,13 +74,19 @@ def test_wrong_options_are_one_line(device: Path, folder: Path, capsys: pytest.C
         (["--stream", f"{HERE}:moves", "--consensus", "5/3", "--dir", str(device)], "expected K/N"),
         (["--stream", "mqtt://", "--dir", str(device)], "expected mqtt://HOST/TOPIC"),
         (
+            ["--stream", f"{HERE}:nothing", "--dir", str(device)],
+            "expected a function that returns an iterator",
+        ),
+        (["--stream", "alsa:x", "--crop", "0,0,2,2", "--dir", str(device)], "only frames of a camera"),
+        (["--stream", f"{HERE}:moves", "--for", "1min", "--dir", str(device)], "expected --consensus K/N"),
+        (
             ["--stream", f"{HERE}:moves", "--dir", str(folder)],
             "the release takes pictures; expected --camera",
         ),
     ):
         assert main(["device", "watch", *options]) == 4
         error = capsys.readouterr().err
-        assert says in error and error.count("\n") == 1
+        assert says in error and error.count("\n") == 1 and "nothing was predicted" in error
 
 
 @pytest.mark.broker

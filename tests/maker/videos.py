@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
@@ -33,9 +33,14 @@ def number_of(pixels: np.ndarray) -> int:
 
 def write_video(path: Path, frames: int, fps: float) -> Path:
     """An MJPEG file with frames numbered from 1."""
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), fps, (BLOCK * SIDE, BLOCK * SIDE))
-    for number in range(1, frames + 1):
-        writer.write(numbered(number))
+    return write_frames(path, map(numbered, range(1, frames + 1)), fps, (BLOCK * SIDE, BLOCK * SIDE))
+
+
+def write_frames(path: Path, frames: Iterable[np.ndarray], fps: float, size: tuple[int, int]) -> Path:
+    """An MJPEG file with these frames [H, W, 3]; size: W and H."""
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), fps, size)
+    for frame in frames:
+        writer.write(frame)
     writer.release()
     return path
 

@@ -326,7 +326,7 @@ def table(found: Iterable[tuple[str, str, int, str, float]]) -> Table:
     ]
     headings = ["network or method", "head", "test", "n", *map(str, LABELS)]
     notes = [
-        "n persons times seeds; columns: labels of each exercise. Without labels all windows of the person are tested."
+        "n persons times seeds; columns: labels of each exercise. The tested windows are the same for each of them."
     ]
     return Table(headings, rows, "Accuracy, %", notes, headings[3:])
 

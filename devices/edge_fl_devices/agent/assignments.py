@@ -49,7 +49,8 @@ def accept(context: StepContext, assignment: Assignment | None) -> None:
         return
     if assignment.version > state.memory.version and assignment.id in state.memory.given_up:
         context.reconsider(assignment.id)
-    context.remember(version=assignment.version)
+    offered = {"offered": assignment.release} if assignment.mode == "serve" else {}
+    context.remember(version=assignment.version, **offered)
     if known and known.why == state.why:
         context.update(why="")
     due_s = math.inf if assignment.mode in ("serve", "rest") else context.now_s + assignment.deadline_s

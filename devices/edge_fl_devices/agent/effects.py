@@ -22,7 +22,8 @@ class Memory(Struct, frozen=True):
     `done`: assignments whose report was acknowledged; `given_up`: assignments that ended without one; `version`: the highest
     assignment version seen of the server `server` (its boot id). `signed`: the highest number of a signed assignment, and `key` the id of
     the key that signed it; once there was one, unsigned messages are rejected. `signed_command`, `signed_update`: the numbers of commands
-    and agent updates. `starts` begins the numbers of the device's own signatures; it grows with every start.
+    and agent updates. `starts` begins the numbers of the device's own signatures; it grows with every start. `agent` is the version of the
+    agent that started last; `offered` and `offered_agent` are the releases that the server desired last (0: none, or not known).
     """
 
     done: tuple[str, ...] = ()
@@ -34,6 +35,9 @@ class Memory(Struct, frozen=True):
     signed_update: int = 0
     starts: int = 0
     key: str = ""
+    agent: str = ""
+    offered: int = 0
+    offered_agent: int = 0
 
 
 def without_server(memory: Memory) -> dict[str, Any]:

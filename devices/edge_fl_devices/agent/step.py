@@ -274,12 +274,14 @@ def _on_update(context: StepContext, event: events.Received) -> None:
     if known is None:
         return
     if not isinstance(update, AgentUpdate):
+        context.remember(offered_agent=0)
         context.emit(effects.DesireUpdate(None))
     elif why := _rejection(event, memory.signed_update, required=memory.signed > 0):
         if update.id != known.id and not _is_outdated(context, why):
             context.log("warning", f"agent update {update.id} rejected: {why}")
     else:
-        context.remember(signed_update=max(event.number, memory.signed_update))
+        signed_update = max(event.number, memory.signed_update)
+        context.remember(signed_update=signed_update, offered_agent=update.number)
         context.emit(effects.DesireUpdate(update))
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -155,8 +156,8 @@ class FileFacts(Struct, frozen=True):
 def groups_of(
     facts: Sequence[SampleFacts], side: int = 0, given: Groups | None = None, kind: Kind = "picture"
 ) -> Groups:
-    """Which samples belong together: those of one recording and of one group of `given` [n]; pictures also if they are near duplicates or
-    of one minute.
+    """Which samples belong together: those of one recording and its copies, and of one group of `given` [n]; pictures also if they are near
+    duplicates or of one minute.
 
     side: the shorter side in pixels of pictures without an origin.
     """
@@ -164,8 +165,17 @@ def groups_of(
     known = [each.origin for each in facts if each.origin]
     sides = [each.side for each in known] or [side] * len(facts)
     alike = grouping.near_duplicates(thumbs, grouping.nearness(np.array(sides)))
-    files = _numbers([each.file for each in facts] if kind in RECORDED else [])
+    files = _numbers(_recordings(facts) if kind in RECORDED else [])
     return grouping.joined(alike, grouped(known), files, grouping.alone() if given is None else given)
+
+
+def _recordings(facts: Sequence[SampleFacts]) -> list[bytes]:
+    """The recording of each sample: the keys of all samples of its file, which a copy shares, else the file; b"" without a file."""
+    keys = defaultdict[bytes, list[bytes]](list)
+    for each in facts:
+        keys[each.file].append(each.key)
+    recordings = {file: digest(b"".join(of_file)) if all(of_file) else file for file, of_file in keys.items()}
+    return [recordings[each.file] if each.file else b"" for each in facts]
 
 
 class _Row(Struct, frozen=True):

@@ -122,7 +122,8 @@ def read(source: str, spec: DataSpec) -> SourceData:
 class LabelledFolder:
     """Labelled files of one kind in a folder, and what was skipped; `hints` name folders that are probably a misspelt class.
 
-    other: the kind of most files that are of another kind, None if there are none.
+    other: the kind of most files that are of another kind, None if there are none. is_known: whether release or files tell the kind;
+    without either it is that of pictures.
     """
 
     root: Path
@@ -133,6 +134,7 @@ class LabelledFolder:
     remarks: Skipped = field(default_factory=Skipped)
     hints: tuple[str, ...] = ()
     other: Kind | None = None
+    is_known: bool = True
     depth: Depth = UNKNOWN_DEPTH
 
     @property
@@ -151,7 +153,8 @@ class LabelledFolder:
             hints = "".join(f"; {hint}" for hint in self.hints)
             if self.other and spec.input:
                 hints += f"; the files are {ABOUT[self.other].files} ({self.other}), but {_taken(spec.input)}"
-            message = f"{text(self.root)}: no usable {about.sample} ({why}); expected {about.files} in {where}{hints}"
+            what, files = (about.sample, about.files) if self.is_known else ("file", "files")
+            message = f"{text(self.root)}: no usable {what} ({why}); expected {files} in {where}{hints}"
             raise DataError(message) if self.skipped or self.hints else NoLabelsError(message)
         if usable == 1 and not (self.skipped or self.hints):
             raise NoLabelsError(f"{text(self.root)}: 1 usable {about.sample}, expected 2 or more")
@@ -174,9 +177,10 @@ def scan(location: str, spec: DataSpec) -> LabelledFolder:
     classes = spec.classes or tuple(sorted({name for name in names.values() if name}))
     hints = (*folder_remarks(listing, spec.classes), *_hints(names.values(), classes))
     counted = list(_counted(listing.files, spec.files))
-    kind = spec.input.kind if spec.input else kind_of_most(counted) or "picture"
+    told = spec.input.kind if spec.input else kind_of_most(counted)
+    kind = told or "picture"
     others = [path for path in counted if path.suffix.lower() not in ABOUT[kind].suffixes]
-    found = LabelledFolder(root, classes, kind, hints=hints, other=kind_of_most(others))
+    found = LabelledFolder(root, classes, kind, hints=hints, other=kind_of_most(others), is_known=bool(told))
     for path, reason in listing.skipped:
         found.skipped.add(path, reason, root=root)
     for path in select_files(counted, spec, kind):

@@ -33,7 +33,8 @@ def read(folder: Path) -> list[dict[str, object]]:
     store, slots = Store(folder), Slots(folder / "release")
     served, current, memory = serving(store, slots), slots.current(), store.memory()
     known = record.read(folder)
-    samples = ABOUT[current.manifest.input.kind if current else known.report.kind].samples
+    kind = current.manifest.input.kind if current else known.report.kind
+    samples = ABOUT[kind].samples if current or known.report.samples else "files"  # before the first release
     words = device_words(store, served)
     rows: dict[str, object] = {"folder": text(folder), "serves": "nothing", "head": words.head}
     rows["accuracy"] = words.measured.words

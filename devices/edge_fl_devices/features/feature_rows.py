@@ -149,7 +149,7 @@ def read_groups(path: Path, dim: int, rows: Rows, kind: Kind = "picture") -> Gro
     for each in _mapped(path, dim)[rows]:
         file = each["key"].tobytes()
         if kind != "picture":
-            facts.append(SampleFacts(file=file))
+            facts.append(SampleFacts(key=each["z"].tobytes(), file=file))
             continue
         recording = each["recording"].tobytes()
         name = recording.hex() if recording != NO_RECORDING else ""

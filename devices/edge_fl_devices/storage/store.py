@@ -37,7 +37,7 @@ from msgspec import Struct
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from edge_fl import heads
+from edge_fl import __version__, heads
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.files import atomic
 from edge_fl.files.accounts import not_allowed
@@ -164,9 +164,10 @@ class Store:
         return read_json(self.folder / "memory.json", Memory) or Memory()
 
     def begin(self) -> Memory:
-        """Count a start of the agent and return the memory. The clock keeps the count growing where the folder was deleted."""
+        """Count a start of this agent and return the memory. The clock keeps the count growing where the folder was deleted."""
         memory = self.memory()
-        memory = msgspec.structs.replace(memory, starts=max(memory.starts + 1, int(time.time())))
+        starts = max(memory.starts + 1, int(time.time()))
+        memory = msgspec.structs.replace(memory, starts=starts, agent=__version__)
         self.remember(memory)
         return memory
 

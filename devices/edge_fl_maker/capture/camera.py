@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from edge_fl import threads
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConnectError, InputError
 from edge_fl.files.paths import text
+from edge_fl_devices.config import CROP, EXPECTED_CROP
 
 log = logging.getLogger(__name__)
 
@@ -55,15 +56,50 @@ class Frame:
     pixels: Pixels
 
 
+class Region(NamedTuple):
+    """A part of a frame, in its pixels; `x`, `y`: of the upper left corner, from 0."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+    @classmethod
+    def parsed(cls, given: str) -> Region:
+        """Parse "x,y,w,h". Raises InputError for another form."""
+        found = CROP.fullmatch(given)
+        if not found:
+            raise InputError(f"crop {given[:100]!r}: {EXPECTED_CROP}", NOTHING)
+        return cls(*map(int, found.groups()))
+
+    def of(self, pixels: Pixels, name: str) -> Pixels:
+        """The region of a frame [H, W, 3] of the camera `name`. Raises InputError if the frame is smaller."""
+        (height, width), right, bottom = pixels.shape[:2], self.x + self.width, self.y + self.height
+        if right > width or bottom > height:
+            raise InputError(
+                f"camera {name}: crop {','.join(map(str, self))} reaches to {right}, {bottom}; its frames have {width} x {height} pixels,"
+                f" expected x + w at most {width} and y + h at most {height}",
+                "the frame was not used",
+            )
+        return np.ascontiguousarray(pixels[self.y : bottom, self.x : right])
+
+
 class Camera:
-    """Reads `source` in a thread. An interrupted camera or stream is opened again, a file ends.
+    """Reads `source` in a thread, of its frames the region `crop` ("x,y,w,h", "": all). An interrupted camera or stream is opened again,
+    a file ends.
 
     Raises InputError for a missing camera, file or package, ConnectError for a stream that does not answer.
     """
 
     def __init__(
-        self, source: str, *, limits: CameraLimits = LIMITS, notify: Callable[[str], None] = print_status
+        self,
+        source: str,
+        *,
+        crop: str = "",
+        limits: CameraLimits = LIMITS,
+        notify: Callable[[str], None] = print_status,
     ) -> None:
+        self._region = Region.parsed(crop) if crop else None
         self.name, self.grabbed, self.interrupted = shown(source), 0, False
         self._address, self._limits, self._notify = source, limits, notify
         self._source = _open(source, limits)
@@ -75,18 +111,24 @@ class Camera:
         self._thread.start()
 
     def newest(self) -> Frame | None:
-        """Wait for the next frame, skipping those before it; None after the end of a file."""
-        with self._changed:
-            self._wanted, self._frame = True, None
-            self._changed.wait_for(lambda: self._frame or self._ended)
-            self._wanted = False
-            return self._frame
+        """Wait for the next frame, skipping those before it; None after the end of a file. Raises InputError if it is too small to crop."""
+        frame = self._newest()
+        if frame and self._region:
+            return Frame(frame.number, self._region.of(frame.pixels, self.name))
+        return frame
 
     def close(self) -> None:
         """End the thread and release the camera."""
         self._stopped.set()
         self._thread.join(self._limits.timeout_s)
         self._end()
+
+    def _newest(self) -> Frame | None:
+        with self._changed:
+            self._wanted, self._frame = True, None
+            self._changed.wait_for(lambda: self._frame or self._ended)
+            self._wanted = False
+            return self._frame
 
     def _run(self) -> None:
         try:
@@ -222,7 +264,7 @@ def _open(source: str, limits: CameraLimits) -> _OpenCv | _PiCamera:
     cv2 = _module("cv2")
     if cv2 is None:
         raise InputError(
-            "a camera needs pip install 'edge-fl[camera]' (opencv-python-headless is not installed)"
+            "a camera needs pip install 'edge-fl[camera]' (opencv-python-headless is not installed)", NOTHING
         )
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # errors are raised as one line
     opened = _OpenCv(cv2, source, limits)
@@ -232,7 +274,7 @@ def _open(source: str, limits: CameraLimits) -> _OpenCv | _PiCamera:
     if source.isdecimal():
         known = ", ".join(sorted(text(path.name) for path in Path("/dev").glob("video*"))) or "none"
         raise InputError(
-            f"camera {source}: /dev/video{source} cannot be opened (devices: {known}); {EXPECTED}"
+            f"camera {source}: /dev/video{source} cannot be opened (devices: {known}); {EXPECTED}", NOTHING
         )
     if "://" in source:
         raise ConnectError(

@@ -101,16 +101,20 @@ the source gives none at present.
 
 
 def open_source(
-    source: str, notify: Callable[[str], None], limits: CameraLimits = LIMITS, input: InputSpec | None = None
+    config: CaptureConfig,
+    notify: Callable[[str], None],
+    limits: CameraLimits = LIMITS,
+    input: InputSpec | None = None,
 ) -> FileSource:
-    """Open the `source` of a capture configuration, for a release that takes `input`. Raises InputError or ConnectError."""
+    """Open the source of a capture configuration, for a release that takes `input`. Raises InputError or ConnectError."""
+    source = config.source
     if source.startswith(WATCH):
         return FolderFiles(Path(source.removeprefix(WATCH)), input.kind if input else "picture")
     if source.partition(":")[0] in SOURCES:
         from edge_fl_maker.capture.recordings import StreamFiles  # here: others need no recordings
 
         return StreamFiles(source, input, notify)
-    return CameraFiles(source.removeprefix(CAMERA), limits=limits, notify=notify)
+    return CameraFiles(source.removeprefix(CAMERA), crop=config.crop, limits=limits, notify=notify)
 
 
 class Capture:
@@ -196,7 +200,7 @@ class Capture:
     def _capture(self) -> None:
         """Capture until stopped or until the budget is used up."""
         input = self._pool.input
-        with closing(open_source(self._config.source, self._notify, self._limits, input)) as self._source:
+        with closing(open_source(self._config, self._notify, self._limits, input)) as self._source:
             self._become("capturing", "")
             while not self._stopped.is_set() and self._pool.input == input:
                 for found in self._source.take():

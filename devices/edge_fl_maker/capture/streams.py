@@ -32,7 +32,7 @@ from edge_fl import threads
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConnectError, EdgeFLError, InputError, brief
 from edge_fl.inputs import InputSpec
-from edge_fl_maker.capture.camera import shown
+from edge_fl_maker.capture.camera import NOTHING, shown
 
 Numbers = NDArray[np.float64]
 Notify = Callable[[str], None]
@@ -62,7 +62,7 @@ class Stream:
         self._source, self._has_worked, self._notify, self._said = source, False, notify, dict[str, float]()
         kind, _, place = source.partition(":")
         if kind not in SOURCES or not place:
-            raise InputError(f"stream {self.name}: {EXPECTED}")
+            raise InputError(f"stream {self.name}: {EXPECTED}", NOTHING)
         self._read = SOURCES[kind]
         self._thread = threads.once(self._run, "edge-fl-stream", report=self.interrupt)
         self._thread.start()
@@ -131,6 +131,7 @@ class Stream:
                 return self._put(None)
             except EdgeFLError as error:
                 if not self._has_worked:
+                    error.consequence = NOTHING
                     return self._put(error)
                 self.interrupt(f"{error.message}; trying again")
             self.stopped.wait(RETRY_S)

@@ -8,6 +8,7 @@ import pytest
 
 from edge_fl.blob import describe
 from edge_fl.failures import Failure
+from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl.wire.messages import (
     Ack,
     Command,
@@ -30,6 +31,7 @@ from tests.devices.agent.agents import (
     only,
     report,
     serve,
+    train,
 )
 
 
@@ -293,3 +295,19 @@ def test_a_revoked_head_is_removed() -> None:
     device.receive(Ack("rel-3", "accepted"))
     assert none_of(effects.Refresh, device.on(events.MetadataChanged()))
     assert not none_of(effects.Refresh, device.receive(serve(version=2)))
+
+
+def test_what_the_server_offered_last_is_remembered() -> None:
+    device = Agent().up()
+    device.receive(serve(version=1, release=3))
+    device.receive(train(version=2))
+    assert device.state.memory.offered == 3
+    device.receive(serve(version=3, release=2))  # back from an aborted roll-out
+    assert device.state.memory.offered == 2
+
+    updates = msgspec.structs.replace(device.state.capability, update=UpdateStatus(0))
+    device.state = replace(device.state, capability=updates)
+    for message, offered in ((AgentUpdate("agent-7", 7), 7), (None, 0)):
+        found = device.on(events.Received(Address("agent", "pi-01"), message, retain=True))
+        assert only(effects.DesireUpdate, found).update == message
+        assert device.state.memory.offered_agent == offered

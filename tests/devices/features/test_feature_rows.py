@@ -59,3 +59,13 @@ def test_no_more_than_the_limit_are_read(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(feature_rows, "MOST_UNLABELLED", 2)
     known(tmp_path, *(picture(tmp_path, f"{number}.png") for number in range(5)))
     assert numbers(tmp_path) == [0, 1]
+
+
+def test_a_copy_of_a_recording_is_of_its_scene(tmp_path: Path) -> None:
+    rows, z = FeatureRows(tmp_path, SHA256, DIM), np.arange(6 * DIM, dtype=np.float32).reshape(6, DIM)
+    thumbnails = np.zeros((3, feature_rows.grouping.SIDE**2), np.uint8)
+    for key, of_file in ((b"a", z[:3]), (b"b", z[3:]), (b"c", z[:3])):
+        rows.add(key * 16, of_file, thumbnails, PLACE)
+    keys = [key * 16 for key in (b"a", b"b", b"c")]
+    groups = feature_rows.read_groups(rows.path, DIM, rows.rows(keys), "series")
+    assert feature_rows.grouping.numbers(groups, 9).tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0]

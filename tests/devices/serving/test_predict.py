@@ -219,8 +219,7 @@ def test_the_status_explains_missing_data(folder: Path, capsys: pytest.CaptureFi
     assert main(["device", "status", "--dir", str(folder), "--format", "json"]) == 0
     rows = {row["what"]: row["value"] for row in json.loads(capsys.readouterr().out)}
     assert (
-        "no usable picture (no files)" in rows["no_data"]
-        and "fewer than two usable samples" in rows["no_data"]
+        "no usable file (no files)" in rows["no_data"] and "fewer than two usable samples" in rows["no_data"]
     )
     pictures(folder / "images" / "dog")
     load.count_for(config, UNKNOWN)

@@ -39,9 +39,13 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def capturing(
-    folder: Path, source: str, notes: list[str] | None = None, budget: Budget | None = None
+    folder: Path,
+    source: str,
+    notes: list[str] | None = None,
+    budget: Budget | None = None,
+    crop: str = "",
 ) -> Iterator[Capture]:
-    config = CaptureConfig(source, every_s=EVERY_S)
+    config = CaptureConfig(source, crop, every_s=EVERY_S)
     pool = Pool(folder / POOL, config)
     notify = (notes if notes is not None else []).append
     capture = Capture(config, pool, budget or Budget(), notify, QUICK)
@@ -171,9 +175,9 @@ def test_an_unplugged_camera_is_named_once_and_tried_again(
     notes: list[str] = []
     tried: list[str] = []
 
-    def attempt(source: str, *arguments: Any) -> FileSource:
-        tried.append(source)
-        return open_source(source, *arguments)
+    def attempt(config: CaptureConfig, *arguments: Any) -> FileSource:
+        tried.append(config.source)
+        return open_source(config, *arguments)
 
     monkeypatch.setattr(captures, "open_source", attempt)
     with capturing(tmp_path, "camera:97", notes) as capture:
@@ -197,6 +201,23 @@ def test_frames_of_a_stream_are_captured_at_the_rate_of_the_settings(tmp_path: P
         (name, *_) = Pool(tmp_path / POOL, CaptureConfig()).names()
         with Image.open(tmp_path / POOL / name) as picture:
             assert picture.format == "JPEG" and np.asarray(picture).shape == (64, 64, 3)
+
+
+def test_captured_frames_are_cropped_and_a_crop_beyond_the_frame_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("cv2", reason="edge-fl[camera]")
+    from tests.maker.videos import streaming
+
+    with streaming(fps=100) as (address, _):
+        with capturing(tmp_path, address, crop="16,0,48,32") as capture:
+            wait_until(has(capture, 1))
+        (name, *_) = Pool(tmp_path / POOL, CaptureConfig()).names()
+        with Image.open(tmp_path / POOL / name) as picture:
+            assert picture.size == (48, 32)
+        with capturing(tmp_path, address, crop="17,0,48,32") as capture:
+            wait_until(is_in(capture, "waiting"))
+            assert "crop 17,0,48,32 reaches to 65, 32; its frames have 64 x 64" in str(
+                capture.status()["why"]
+            )
 
 
 @pytest.mark.timeout(240)  # the wait for the picture, the one for the interruption, and a stop that hangs
@@ -223,6 +244,9 @@ def test_an_interrupted_stream_is_waited_for_and_stopping_does_not_hang(tmp_path
         ({"source": "ftp://host/x"}, "source"),
         ({"every_s": 0}, "every_s"),
         ({"sorce": "camera:0"}, "source"),
+        ({"source": "camera:0", "crop": "1,2,3"}, "expected x,y,w,h in pixels"),
+        ({"source": "mqtt://host/a", "crop": "1,2,3,4"}, "only frames of a camera can be cropped"),
+        ({"crop": "1,2,3,4"}, "only frames of a camera can be cropped"),
     ],
 )
 def test_settings_that_cannot_be_used_are_named(section: dict[str, object], says: str) -> None:
