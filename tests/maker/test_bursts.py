@@ -68,7 +68,7 @@ def fitted(tmp_path: Path, scenes: int, count: int, **changes: object) -> Fitted
             for row, label in enumerate(labels)
         ]
     )
-    found = Predictor(home, min_precision=0.9).predictions(new)
+    found = Predictor(home, promise=0.9).predictions(new)
     right = np.array([each.top[0].class_id == label for each, label in zip(found, labels, strict=True)])
     return Fitted(config, stored, right, np.array([each.status == "answered" for each in found]))
 
@@ -92,7 +92,7 @@ def reported(stored: StoredHead) -> dict[str, float]:
     return dict(stored.parcel.report.metrics)
 
 
-def test_the_accuracy_of_few_scenes_is_that_of_new_scenes_and_precision_is_not_promised(
+def test_the_accuracy_of_few_scenes_is_that_of_new_scenes(
     tmp_path: Path,
 ) -> None:
     found = fitted(tmp_path, 3, 12)
@@ -101,8 +101,6 @@ def test_the_accuracy_of_few_scenes_is_that_of_new_scenes_and_precision_is_not_p
     assert calibration.scenes == 3 * len(CLASSES) == values[metrics.TEST_SAMPLES]
     assert shown == values[metrics.PERSONAL_AFTER] == pytest.approx(found.accuracy, abs=0.1)
     assert low < found.accuracy < high
-    assert "216 held-out predictions of 18 scenes, expected 20" in calibration.threshold(0.9).problem
-    assert not found.answered.any()
     report = record.read(Path(found.config.folder)).report
     remark = "216 pictures come from 18 scenes: the accuracy is an estimate from few scenes"
     assert remark in report.notes and remark in report.local_notes
@@ -119,10 +117,9 @@ def test_without_groups_the_same_frames_would_show_100_percent(tmp_path: Path) -
     assert calibrate(fit, pixels, stream.labels, stream.groups).accuracy < 0.9
 
 
-def test_the_promised_precision_holds_on_new_scenes(tmp_path: Path) -> None:
+def test_answers_on_new_scenes_are_right_as_promised(tmp_path: Path) -> None:
     found = fitted(tmp_path, 5, 10)
-    assert not found.stored.calibration.threshold(0.9).problem
-    assert found.answered.mean() > 0.5 and found.right[found.answered].mean() >= 0.9 > found.accuracy
+    assert found.answered.mean() > 0.3 and found.right[found.answered].mean() >= 0.9 > found.accuracy
 
 
 def test_a_single_scene_per_class_is_not_measured(tmp_path: Path) -> None:

@@ -89,9 +89,9 @@ def test_a_recording_is_answered_with_a_list_of_its_windows(tmp_path: Path) -> N
     ]
 
 
-def test_a_service_with_a_target_precision_abstains(folder: Path) -> None:
+def test_a_service_with_a_promise_abstains(folder: Path) -> None:
     refit(folder, "logistic", calibration=calibrated(temperature=100.0))
-    with Service(folder, min_precision=0.9) as service:
+    with Service(folder, promise=0.99) as service:
         (found,) = service.predict(png(0))
     assert (found.status, found.label) == ("unsure", None) and found.top[0].label == "ab"[Y[0]]
 

@@ -138,7 +138,7 @@ def measured(domains: dict[str, Pictures], labels: int, head: str, seed: int) ->
             "false alarms": (choice.calibration.percentiles(data.z[unseen]) > 1 - FALSE_ALARM).mean(),
         }
         for target in TARGETS:
-            answered = shares.max(axis=1) >= choice.calibration.threshold(target).probability
+            answered = choice.calibration.promise.sets(logits, target).sum(axis=1) == 1
             values[f"precision {target}"] = right[answered].mean() if answered.any() else np.nan
             values[f"coverage {target}"] = answered.mean()
         yield Measured(domain, values, shares.max(axis=1), right)

@@ -119,22 +119,24 @@ def test_the_command_names_ignored_system_folders_and_says_how_far_it_is(
     assert "3 samples predicted so far" in said
 
 
-def test_a_target_precision_makes_improbable_predictions_unsure(folder: Path) -> None:
+def test_a_promise_leaves_samples_unsure_whose_set_has_several_classes(folder: Path) -> None:
     refit(folder, "logistic", calibration=calibrated())
-    assert all(each.status == "answered" for each in Predictor(folder).predictions(X))
-    careful = Predictor(folder, min_precision=0.9)
-    assert 0.5 < careful.threshold.probability < 1 and 0.3 < careful.threshold.coverage < 0.7
-    for found in careful.predictions(X):
-        answered = found.probability >= careful.threshold.probability
+    usual = Predictor(folder).predictions(X)
+    assert all(each.status == "answered" and each.promise == 0.9 for each in usual)
+    careful = Predictor(folder, promise=0.95).predictions(X)
+    assert {len(each.possible) for each in careful} == {1, 2}
+    for found in careful:
+        assert found.possible[0] == found.top[0].label and found.promise == 0.95
+        answered = len(found.possible) == 1
         assert (
             (found.status == "answered")
             == (found.label is not None)
             == (found.class_id is not None)
             == answered
         )
-    Store(folder).keep_answers(Answers(min_precision=0.9))
-    assert Predictor(folder).threshold == careful.threshold
-    assert Predictor(folder, min_precision=0).threshold.coverage == 1
+    Store(folder).keep_answers(Answers(promise=0.95))
+    assert Predictor(folder).predictions(X) == careful
+    assert [each.status for each in Predictor(folder, promise=0).predictions(X)] == ["answered"] * len(X)
     assert Predictor(folder).predict(X)[0][0] in "ab"  # without abstention, as before
 
 
@@ -166,7 +168,7 @@ def test_every_format_has_the_same_fields(
     refit(folder, "logistic", calibration=calibrated())
     album = pictures(tmp_path / "album")
     (album / "broken.png").unlink()
-    command = ["device", "predict", str(album), "--dir", str(folder), "--top", "2", "--precision", "0.9"]
+    command = ["device", "predict", str(album), "--dir", str(folder), "--top", "2", "--promise", "0.9"]
     assert main([*command, "--format", "json"]) == 0
     output = capsys.readouterr()
     assert "precision 0.9: answers from probability 0." in output.err and "% of these" in output.err
