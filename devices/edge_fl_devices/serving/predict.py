@@ -113,6 +113,9 @@ class Predictor:
         self.immediate = fitted if isinstance(fitted, ImmediateHead) else None
         self.accuracy, self.head_words = measured(fitted), head_words(fitted)
         self.contradiction = wording.contradiction(fitted.calibration, self.manifest.classes)
+        expected = self.accuracy.forecast
+        weakest = wording.weakest_class(fitted.calibration, self.manifest.classes)
+        self.forecast = "; ".join(filter(None, (expected.words if expected else "", weakest)))
         answers = store.answers()
         self.min_precision = answers.min_precision if min_precision is None else min_precision
         self.threshold = self.calibration.threshold(self.min_precision)
