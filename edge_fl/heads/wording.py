@@ -184,7 +184,7 @@ def weakest_class(calibration: Calibration, classes: Sequence[str]) -> str:
     labels = np.unique(calibration.labels[calibration.labels < len(classes)])
     measured = [found for label in labels if (found := calibration.of_class(label)).is_measured]
     weakest = min(measured, key=lambda found: found.interval[1], default=calibration)
-    if weakest.interval[1] >= calibration.accuracy:
+    if weakest.right.all() or weakest.interval[1] >= calibration.accuracy:
         return ""
     return (
         f"least often right: {classes[weakest.labels[0]]!r}, {MeasuredAccuracy.of_calibration(weakest).words}"

@@ -102,6 +102,10 @@ def test_a_class_that_is_right_less_often_than_chance_explains_is_named() -> Non
     assert not wording.weakest_class(probability_calibration.from_arrays(old), NAMES)
     few = contradicting(labels[:67], labels[:60] + [0, 1] * 3 + [0], [0.4, 0.3, 0.3])
     assert not wording.weakest_class(few, NAMES), "seven scenes of it"
+    for n in range(24, 75, 3):  # the interval of a share of 1 ends at 1, but for the last digit
+        assert not wording.weakest_class(
+            contradicting(sorted(range(3)) * (n // 3), [0, 1, 2] * (n // 3), [0.4, 0.3, 0.3]), NAMES
+        )
 
 
 def test_pictures_of_one_scene_are_not_called_labels_that_are_missing() -> None:
