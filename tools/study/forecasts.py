@@ -1,6 +1,6 @@
 """Whether a device's forecast of its accuracy with more labels is true of unseen images.
 
-python -m tools.study.forecasts --data .data --out .study             all devices of `tools.study.promise_cells`; about an hour of one core
+python -m tools.study.forecasts --data .data --out .study             all devices of `tools.study.promise_cells`; more than an hour of one core
 python -m tools.study.forecasts --data .data --out .study --devices 2 two devices of each kind in a domain
 
 A device fits its first k labels per class as devices do (`fit_here`), forecasts the accuracy with 20 more labels and with twice as many,
@@ -39,6 +39,7 @@ from tools.study.day_zero_cells import Cell
 
 PER_CLASS = (3, 5, 10)
 ONE_CLASS = 10
+"""Labels of the class with the most errors."""
 CURVES = [
     Curve(*constants)
     for constants in product((0.3, 1.0, 3.0), (0.1, 0.2, 0.3, 0.4, 0.5), (1.0, 3.0, 10.0, 30.0))
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.write(tables.markdown(printed) + "\n\n")
 
 
-class Device:
+class LabelledDevice:
     """The first labels of one device, as many as are asked for, fitted as it would."""
 
     def __init__(self, cell: Cell, device: int) -> None:
@@ -101,12 +102,12 @@ class Device:
         return choice.calibration, metrics.accuracy(choice.head.predict(z[self.tests]), y[self.tests])
 
 
-def devices(cell: Cell, most: int) -> Iterator[tuple[str, Device]]:
+def devices(cell: Cell, most: int) -> Iterator[tuple[str, LabelledDevice]]:
     """The first `most` devices of each kind, with their kind."""
     kinds = cell.about.rows
     for number, kind in enumerate(kinds):
         if kinds[:number].count(kind) < most:
-            yield kind, Device(cell, number)
+            yield kind, LabelledDevice(cell, number)
 
 
 def outcomes(cell: Cell, most: int) -> Iterator[Outcome]:
