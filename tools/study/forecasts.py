@@ -1,7 +1,7 @@
 """Whether a device's forecast of its accuracy with more labels is true of unseen images.
 
-python -m tools.study.forecasts --data .data --out .study             all devices of `tools.study.promise_cells`; more than an hour of one core
-python -m tools.study.forecasts --data .data --out .study --devices 2 two devices of each kind in a domain
+python -m tools.study.forecasts --data .data --out .study              all devices of `promise_cells`; more than an hour of one core
+python -m tools.study.forecasts --data .data --out .study --devices 2  two devices of each kind in a domain
 
 A device fits its first k labels per class as devices do (`fit_here`), forecasts the accuracy with 20 more labels and with twice as many,
 and is then given these labels. Outcome: the accuracy of the head fitted on them on the device's test images. The constants of the learning
