@@ -40,7 +40,7 @@ BLOCK = 128
 SORTED_ABOVE = 4096
 FEW = 20
 """Groups below which an accuracy is called an estimate from few scenes."""
-Z90 = 1.645
+Z80, Z90 = 1.282, 1.645
 
 
 def alone() -> Groups:
@@ -101,14 +101,14 @@ def effective(groups: Groups, n: int, importance: Importance | None = None) -> f
     return float(totals.sum() ** 2 / np.square(totals).sum())
 
 
-def interval(share: float, count: float) -> tuple[float, float]:
-    """Wilson's 90 % interval of a share that was measured on `count` independent groups; (0, 1) without any.
+def interval(share: float, count: float, z: float = Z90) -> tuple[float, float]:
+    """Wilson's interval of a share that was measured on `count` independent groups, of 90 % for `z` = Z90; (0, 1) without any.
 
     A share of groups that are not independent has fewer than there are, which need not be a whole number.
     """
     if not count:
         return 0.0, 1.0
-    spread = Z90**2 / count
+    spread = z**2 / count
     middle = (share + spread / 2) / (1 + spread)
     reach = math.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
     return max(middle - reach, 0.0), min(middle + reach, 1.0)

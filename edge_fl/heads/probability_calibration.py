@@ -53,8 +53,9 @@ TEMPERATURES = (1e-3, 1e3)
 HALVINGS = 40
 NOTHING = np.empty(0, np.float32)
 GROUPS, FLEET, IMPORTANCE, CONTRADICTED = "groups", "fleet", "importance", "contradicted"
+LABELS = "labels"
 """Names of the arrays that are only in the file where pictures share a group, where there is a fleet's head, where pictures stand for
-different numbers of pictures, and where labels contradict the fleet's head."""
+different numbers of pictures, where labels contradict the fleet's head, and in files of newer agents."""
 
 Labels = NDArray[np.int64]
 FitHead = Callable[[Features, Labels], Head]
@@ -69,7 +70,8 @@ class Calibration:
     class means as directions; distances float32 [m]: out-of-fold distances. groups int64 [m], or empty: all alone. fleet bool [m]:
     whether the fleet's head is right about the same samples; empty without one. correction: factor on the error of the predictions.
     own_weight: how far the head follows from own labels alone, 0..1. importance float64 [m], or empty: how many pictures each stands for,
-    divided by the mean. contradicted int64 [k, 2]: class ids of labels, and what most of them are to the fleet's head.
+    divided by the mean. contradicted int64 [k, 2]: class ids of labels, and what most of them are to the fleet's head. labels int64 [m]:
+    class ids; empty from older files.
     """
 
     temperature: float
@@ -84,6 +86,7 @@ class Calibration:
     importance: Importance = field(default_factory=lambda: np.empty(0))
     contradicted: Labels = field(default_factory=lambda: np.empty((0, 2), np.int64))
     promise: Promise = promises.UNMEASURED
+    labels: Labels = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def is_measured(self) -> bool:
@@ -117,6 +120,13 @@ class Calibration:
     def effective(self) -> float:
         """Groups that all count alike from which the accuracy would be as certain."""
         return grouping.effective(self.groups, len(self.right), self.importance)
+
+    def of_class(self, label: int) -> Calibration:
+        """What is known of the samples of one class: its accuracy is the recall."""
+        mine = self.labels == label
+        names = ("confidences", "right", "distances", "groups", "fleet", "importance", "labels")
+        found = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: array[mine] for name, array in found.items() if len(array)})
 
     def probabilities(self, logits: Features) -> Features:
         """Logits [n, C] -> calibrated probabilities float32 [n, C]."""
@@ -155,6 +165,8 @@ class Calibration:
             arrays[IMPORTANCE] = self.importance
         if len(self.contradicted):
             arrays[CONTRADICTED] = self.contradicted
+        if len(self.labels):
+            arrays[LABELS] = self.labels
         return arrays | self.promise.to_arrays()
 
 
@@ -176,17 +188,19 @@ def from_arrays(arrays: Mapping[str, Array]) -> Calibration:
         expected[IMPORTANCE] = UNCALIBRATED.importance
     if CONTRADICTED in arrays:
         expected[CONTRADICTED] = UNCALIBRATED.contradicted
+    if LABELS in arrays:
+        expected[LABELS] = UNCALIBRATED.labels
     usable = arrays.keys() == expected.keys() and all(
         array.ndim == expected[name].ndim and array.dtype == expected[name].dtype and np.isfinite(array).all()
         for name, array in arrays.items()
     )
     if not usable or arrays["temperature"].shape != (1,) or arrays["temperature"][0] <= 0:
         raise ArtefactError(f"calibration: {', '.join(arrays)}, expected finite {', '.join(expected)}")
-    same = ("confidences", "right", FLEET, IMPORTANCE)
+    same = ("confidences", "right", FLEET, IMPORTANCE, LABELS)
     sizes = {len(arrays[name]) for name in same if name in arrays}
     contradicted = arrays.get(CONTRADICTED, UNCALIBRATED.contradicted)
     if len(sizes) > 1 or arrays["correction"].shape != (2,) or contradicted.shape[1] != 2:
-        raise ArtefactError("calibration: confidences, right, fleet and importance differ in length")
+        raise ArtefactError("calibration: confidences, right, fleet, importance and labels differ in length")
     groups = arrays.get(GROUPS, grouping.alone())
     if len(groups) not in (0, len(arrays["right"])) or len(arrays["distances"]) != len(arrays["right"]):
         raise ArtefactError("calibration: distances or groups differ in length from the predictions")
@@ -203,6 +217,7 @@ def from_arrays(arrays: Mapping[str, Array]) -> Calibration:
         importance=arrays.get(IMPORTANCE, np.empty(0)),
         contradicted=contradicted,
         promise=promise,
+        labels=arrays.get(LABELS, UNCALIBRATED.labels),
     )
 
 
@@ -274,6 +289,7 @@ def _calibration(
         correction,
         own_weight,
         importance,
+        labels=y,
     )
 
 

@@ -11,10 +11,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self
 
+import numpy as np
+
 from edge_fl import metrics
 from edge_fl.console.units import percent, points
 from edge_fl.data import grouping
-from edge_fl.heads import fleet, residual
+from edge_fl.heads import fleet, forecast, residual
+from edge_fl.heads.forecast import Forecast
 from edge_fl.heads.probability_calibration import LEAST_MEASURED, Calibration
 
 NOT_MEASURED = "not measured yet"
@@ -39,7 +42,8 @@ class MeasuredAccuracy(NamedTuple):
     """An accuracy on `n` scenes, None if it is not measured; of the fleet's head on the same ones, None without one.
 
     effective: how many scenes that all count alike would be as certain (`edge_fl.data.grouping.effective`). is_reported: the device said
-    on how many scenes. counted: what `n` are.
+    on how many scenes. counted: what `n` are. of_all_labels: these are the labels that the head was fitted on (cross-validation), and no
+    test set.
     """
 
     accuracy: float | None
@@ -48,6 +52,7 @@ class MeasuredAccuracy(NamedTuple):
     effective: float = 0.0
     is_reported: bool = False
     counted: str = COUNTED
+    of_all_labels: bool = False
 
     @classmethod
     def of(cls, accuracy: float | None, n: int, fleet: float | None, effective: float | None = None) -> Self:
@@ -60,8 +65,9 @@ class MeasuredAccuracy(NamedTuple):
     def of_calibration(cls, found: Calibration) -> Self:
         """From the out-of-fold predictions of a head."""
         if not found.is_measured:
-            return cls(None, found.scenes, is_reported=True)
-        return cls(found.accuracy, found.scenes, found.fleet_accuracy, found.effective, is_reported=True)
+            return cls(None, found.scenes, is_reported=True, of_all_labels=True)
+        measured = found.accuracy, found.scenes, found.fleet_accuracy, found.effective
+        return cls(*measured, is_reported=True, of_all_labels=True)
 
     @classmethod
     def of_report(cls, found: Mapping[str, float]) -> Self:
@@ -71,7 +77,10 @@ class MeasuredAccuracy(NamedTuple):
             int(found.get(metrics.TEST_SAMPLES, 0)),
             found.get(metrics.FLEET),
             found.get(metrics.TEST_EFFECTIVE),
-        )._replace(is_reported=metrics.TEST_SAMPLES in found)
+        )._replace(
+            is_reported=metrics.TEST_SAMPLES in found,
+            of_all_labels=not found.get(metrics.VALIDATION_SAMPLES),
+        )
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -97,6 +106,15 @@ class MeasuredAccuracy(NamedTuple):
         if self.accuracy is None or self.fleet is None:
             return ""
         return f"fleet's head {percent(self.fleet)} on the same, {points(self.accuracy - self.fleet)}"
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """What more labels are expected to add; None unless a head that is adapted from the fleet's was cross-validated."""
+        if self.accuracy is None or self.fleet is None or math.isnan(self.accuracy + self.fleet):
+            return None
+        if not self.of_all_labels or not self.n:
+            return None
+        return forecast.of(self.accuracy, self.fleet, self.n, self.effective or self.n)
 
     @property
     def figure(self) -> str:
@@ -155,3 +173,19 @@ def contradiction(calibration: Calibration, classes: Sequence[str]) -> str:
         return ""
     named = ", ".join(f"{classes[own]!r} is {classes[other]!r} to it" for own, other in pairs)
     return f"labels contradict the fleet's head: most of {named}; look whether these are in the right folders"
+
+
+def weakest_class(calibration: Calibration, classes: Sequence[str]) -> str:
+    """One line on the class that the head is right about least often, if its 90 % interval is below the accuracy of all; "" if not.
+
+    Like "least often right: 'cat', 33.3 % of 9 scenes (90 % interval 14 to 61 %)". Of a class with fewer than LEAST_MEASURED scenes nothing
+    is said.
+    """
+    labels = np.unique(calibration.labels[calibration.labels < len(classes)])
+    measured = [found for label in labels if (found := calibration.of_class(label)).is_measured]
+    weakest = min(measured, key=lambda found: found.interval[1], default=calibration)
+    if weakest.right.all() or weakest.interval[1] >= calibration.accuracy:
+        return ""
+    return (
+        f"least often right: {classes[weakest.labels[0]]!r}, {MeasuredAccuracy.of_calibration(weakest).words}"
+    )

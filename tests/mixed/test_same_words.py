@@ -69,6 +69,8 @@ def test_they_say_the_same(real_site: Site, tmp_path: Path) -> None:
         assert page
         facts = re.findall("<dd[^>]*>(.*?)</dd>", device_page.summary(page))
         assert set(said) <= {text_of(fact) for fact in facts}
+        assert ("forecast" in own) == (name == "many")
+        assert own.get("forecast", head) in {text_of(fact) for fact in facts}
 
 
 def text_of(markup: str) -> str:

@@ -38,12 +38,16 @@ def read(folder: Path) -> list[dict[str, object]]:
     words = device_words(store, served)
     rows: dict[str, object] = {"folder": text(folder), "serves": "nothing", "head": words.head}
     rows["accuracy"] = words.measured.words
+    if forecast := words.measured.forecast:
+        rows["forecast"] = forecast.words
     if served:
         head = served.stored.head
         rows["serves"] = f"release {served.stored.release}: {head.kind}, extractor {head.extractor[:12]}"
         classes = served.installed.manifest.classes
         if contradiction := wording.contradiction(served.stored.calibration, classes):
             rows["labels"] = contradiction
+        if weakest := wording.weakest_class(served.stored.calibration, classes):
+            rows["weakest class"] = weakest
     elif current and known.why == Failure.NO_LABELS and not current.manifest.heads.fleet:
         rows["serves"] = f"nothing: {NO_LABELS_YET.format(samples)}, and the release has no fleet's head"
     if first := FirstGuesses(folder).totals.words:

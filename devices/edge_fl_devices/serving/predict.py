@@ -118,6 +118,9 @@ class Predictor:
         self.immediate = fitted if isinstance(fitted, ImmediateHead) else None
         self.accuracy, self.head_words = measured(fitted), head_words(fitted)
         self.contradiction = wording.contradiction(fitted.calibration, self.manifest.classes)
+        expected = self.accuracy.forecast
+        weakest = wording.weakest_class(fitted.calibration, self.manifest.classes)
+        self.forecast = "; ".join(filter(None, (expected.words if expected else "", weakest)))
         answers = store.answers()
         self.promise = answers.promise if promise is None else promise
         self._furthest = 1 - (answers.false_alarm if false_alarm is None else false_alarm)

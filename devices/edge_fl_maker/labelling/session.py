@@ -146,7 +146,8 @@ class View:
     first_guesses: how many files were classified correctly before they were labelled, or "". contradiction: whether labels contradict
     the fleet's head, or "".
     upcoming: the files after this one, to load ahead. waiting: labelled files whose features are still to be computed. problem: why
-    the last label was not learned, or "". kind: what is labelled, and word: what a file of that is called.
+    the last label was not learned, or "". kind: what is labelled, and word: what a file of that is called. forecast: what more labels are
+    expected to add, and the class that is right least often, or "".
     """
 
     item: Shown | None
@@ -171,6 +172,7 @@ class View:
     contradiction: str = ""
     kind: Kind = "picture"
     word: str = "picture"
+    forecast: str = ""
 
 
 @dataclass(frozen=True)
@@ -250,6 +252,7 @@ class LabelSession:
             predictor.contradiction if predictor else "",
             kind,
             word_of(kind),
+            predictor.forecast if predictor else "",
         )
 
     def label(self, client: str, name: str, version: str, class_name: str) -> ActionDone:

@@ -88,6 +88,26 @@ def test_windows_of_one_recording_contradict_as_one_label() -> None:
     assert contradicting(labels, calls, even, [0, 1, 2, 3, 4, 5]).contradicted.tolist() == [[0, 2]]
 
 
+def test_a_class_that_is_right_less_often_than_chance_explains_is_named() -> None:
+    labels = [0] * 30 + [1] * 30 + [2] * 10
+    found = contradicting(labels, labels[:60] + [0, 1] * 5, [0.4, 0.3, 0.3])
+    line = wording.weakest_class(found, NAMES)
+    recall = found.right[found.labels == 2].mean()
+    assert recall < 0.5 and line.startswith(
+        f"least often right: 'owl', {100 * recall:.1f} % of 10 scenes (90 % interval"
+    )
+    assert wording.weakest_class(probability_calibration.from_arrays(found.to_arrays()), NAMES) == line
+    assert not wording.weakest_class(found, NAMES[:2])  # the release does not name it any more
+    old = {name: array for name, array in found.to_arrays().items() if name != "labels"}
+    assert not wording.weakest_class(probability_calibration.from_arrays(old), NAMES)
+    few = contradicting(labels[:67], labels[:60] + [0, 1] * 3 + [0], [0.4, 0.3, 0.3])
+    assert not wording.weakest_class(few, NAMES), "seven scenes of it"
+    for n in range(24, 75, 3):  # the interval of a share of 1 ends at 1, but for the last digit
+        assert not wording.weakest_class(
+            contradicting(sorted(range(3)) * (n // 3), [0, 1, 2] * (n // 3), [0.4, 0.3, 0.3]), NAMES
+        )
+
+
 def test_pictures_of_one_scene_are_not_called_labels_that_are_missing() -> None:
     """Nine labels, of which three are frames of one scene."""
     found = Calibration(

@@ -3,6 +3,7 @@
 import time
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_maker.upkeep.device_folder import plan_reset, reset
+from tests.browsing import visiting
 from tests.devices.graphs import on_disk
 from tests.maker.labelling.fruit import CAPTURE, CLASSES, INPUT, Desk, desk, fill, fruit, manifest
 
@@ -214,6 +216,9 @@ def test_every_third_picture_is_drawn_at_random_and_the_agent_weights_as_the_pag
         assert 4 <= sum(not row.chosen for row in rows.values()) <= 6
         page = Predictor(home)
         assert page.immediate and len(page.calibration.importance) == 15
+        view = site.learned()
+        said = "on new scenes (80 % interval, from 15)"
+        assert view.forecast == page.forecast and (said in view.forecast) == (view.accuracy is not None)
     agents = agent_fits(config)
     require_same(page, agents)
     assert sorted(agents.calibration.importance) == pytest.approx(sorted(page.calibration.importance))
@@ -235,3 +240,16 @@ def test_labels_that_contradict_the_fleet_are_named(config: DeviceConfig) -> Non
             time.sleep(0.1)
         assert contradiction.startswith("labels contradict the fleet's head: most of ")
         assert "'carrot' is 'banana' to it" in contradiction
+
+
+@pytest.mark.browser
+def test_the_page_shows_what_more_labels_are_expected_to_add(browser: Any, config: DeviceConfig) -> None:
+    truth = fill(config, 4)
+    with desk(config) as site:
+        site.learned()
+        label(site, truth, 18)
+        forecast = site.learned().forecast
+        assert forecast.startswith(("20 more labels: ", "enough: 20 more labels"))
+        with visiting(browser, site.home, width=1280) as visit:
+            visit.go("/label", wait_for="#picture:visible")
+            assert f"; Forecast: {forecast}" in visit.page.inner_text("#measured")

@@ -126,7 +126,7 @@ function draw() {
   const labelled = view.classes.reduce((sum, each) => sum + each.count, 0);
   $("accuracy").textContent = view.accuracy === null ? "–" : percent(view.accuracy);
   $("accuracy").title = view.accuracy_words;
-  $("measured").textContent = [view.accuracy_words && "Accuracy: " + view.accuracy_words, view.first_guesses].filter(Boolean).join("; ");
+  $("measured").textContent = [view.accuracy_words && "Accuracy: " + view.accuracy_words, view.forecast && "Forecast: " + view.forecast, view.first_guesses].filter(Boolean).join("; ");
   $("contradiction").hidden = !view.contradiction;
   $("contradiction").textContent = view.contradiction;
   $("labelled").textContent = labelled;

@@ -240,6 +240,7 @@ def summary(page: DevicePage) -> str:
     return facts(
         {
             "Accuracy after": _measured(found),
+            **({"With more labels": escape(found.forecast.words)} if found.forecast else {}),
             "Before, %": share(newest.before if newest else None),
             "All devices on its release, mean %": mean(page.fleet.after, page.fleet.measured),
             "Release": positive(page.record.release),
