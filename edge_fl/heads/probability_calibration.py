@@ -179,7 +179,9 @@ def from_arrays(arrays: Mapping[str, Array]) -> Calibration:
         return UNCALIBRATED
     promise = promises.from_arrays(arrays)
     arrays = {name: array for name, array in arrays.items() if name not in promises.ARRAYS}
-    expected = {name: array for name, array in UNCALIBRATED.to_arrays().items() if name not in promises.ARRAYS}
+    expected = {
+        name: array for name, array in UNCALIBRATED.to_arrays().items() if name not in promises.ARRAYS
+    }
     if GROUPS in arrays:
         expected[GROUPS] = UNCALIBRATED.groups
     if FLEET in arrays:
@@ -232,7 +234,7 @@ def of_estimate(estimate: Estimate, data: TrainingSet) -> Calibration:
         y,
         grouping.weights(data.groups[rows] if len(data.groups) else data.groups, len(rows), importance),
         estimate.head.logits(data.unlabelled) if len(data.unlabelled) else held[:0],
-        fleet=promises.received(data.extras, bool(len(rows))),
+        fleet=promises.received(data.extras.get(data.plan.fleet, {}), bool(len(rows))),
     )
     if not len(rows):
         return replace(UNCALIBRATED, promise=promise)

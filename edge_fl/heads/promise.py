@@ -4,9 +4,9 @@ A set has every class whose probability p is at least 1 - t, and always the most
 predictions of the device's labels, and from those of the fleet's devices, in four steps.
 
 1. How surprising a label is, is measured by what the head itself expects on this device. F(s) is the share of classes with 1 - p <= s among
-   the device's samples, each weighted by its p: the distribution that scores s = 1 - p(label) have if all probabilities are right. A label's
+   the device's samples, each weighted by its p: the distribution that scores s = 1 - p(label) have if probabilities are right. A label's
    survival v = 1 - F(s) is then uniform in 0..1 on every device, however hard its samples are.
-2. Own labels count one each (a scene, for samples in groups). The fleet's survivals (`Survivals`, a histogram) count as FLEET_LABELS labels
+2. Own labels count one each (a scene, for samples in groups). The fleet's survivals (a histogram) count as FLEET_LABELS labels
    in all; a release without them is taken to be right about its probabilities. One more label, which no set covers, stands for the
    sample to be predicted.
 3. The survival that a share a of this mixture is below is the limit: all classes with a higher one are in the set. a is 1 - P, less one
@@ -16,9 +16,9 @@ predictions of the device's labels, and from those of the fleet's devices, in fo
 A device without any sample has no F. Then a picture's own probabilities take its place: the most probable classes, until no more than the
 limit is missing.
 
-Without labels and drift, labels and later samples are exchangeable, and step 2 alone covers a share P on average (V. Vovk et al.,
-"Algorithmic Learning in a Random World", 2005; for weights of which some are of other distributions, R. Barber et al., "Conformal prediction
-beyond exchangeability", Annals of Statistics 2023). Sharing scores between devices follows C. Lu et al., "Federated conformal predictors",
+Without drift, labels and later samples are exchangeable, and own labels alone would cover a share P on average (V. Vovk et al.,
+"Algorithmic Learning in a Random World", 2005; with weights for other sources, R. Barber et al., "Conformal prediction beyond
+exchangeability", Annals of Statistics 2023). Sharing scores between devices follows C. Lu et al., "Federated conformal predictors",
 ICML 2023. The threshold on probabilities gives the smallest sets (M. Sadinle et al., JASA 2019).
 
 docs/promise.md has the figures (`python -m tools.study.promise`), also those of other ways of sharing scores.
@@ -47,7 +47,7 @@ FINE = 1024
 MOST_SCORES = 50_000
 """Probabilities from which F is computed: of more samples times classes, samples at equal distances."""
 SURVIVALS = "survivals"
-"""Name of a release's extra, and of the array [2, BINS] in it."""
+"""Name of the array [2, BINS] in the extra with the fleet's head: histograms of the fleet's head alone, and of heads with labels."""
 
 ARRAYS = LIMITS, TEMPERATURE = "promise", "promise_temperature"
 """Names of the arrays that are stored."""
@@ -68,7 +68,7 @@ class Promise:
     temperature: float = 1.0
 
     def sets(self, logits: Features | Doubles, promise: float) -> NDArray[np.bool_]:
-        """Logits [n, C] -> whether each class is in the set [n, C], for a promise in 0..1 (0: the most probable class alone)."""
+        """Logits [n, C] -> whether each class is in the set [n, C]; with a promise of 0 the most probable class alone."""
         found = np.zeros(logits.shape, np.bool_)
         found[np.arange(len(logits)), logits.argmax(axis=1)] = True
         if promise <= 0 or not len(logits):
@@ -125,9 +125,9 @@ def of(
     fleet: Doubles | None = None,
     temperature: float = 1.0,
 ) -> Promise:
-    """The limits of a device with held-out logits [m, C] of its labels y [m], which count `weights` [m], and logits [u, C] of other samples.
+    """The limits of a device with held-out logits [m, C] of labels y [m], which count `weights` [m].
 
-    fleet: a histogram of survivals [BINS], of any total; by default, probabilities are right.
+    unlabelled: logits [u, C] of other samples. fleet: a histogram of survivals [BINS], of any total; by default, probabilities are right.
     """
     expected = _Expected.of([held, unlabelled], [weights, np.ones(len(unlabelled))], temperature)
     own = survivals(held, y, weights, temperature) if len(y) else np.empty(0)
@@ -158,15 +158,17 @@ def histogram(v: Doubles, weights: Doubles | None = None) -> Doubles:
     return np.bincount(places, weights, minlength=BINS).astype(np.float64)
 
 
-def received(extras: Mapping[str, Mapping[str, Array]], labels: bool) -> Doubles | None:
-    """The fleet's histogram [BINS] in a release's extras, of heads with `labels` or of the fleet's head alone; None without one.
+def received(extra: Mapping[str, Array], labels: bool) -> Doubles | None:
+    """The fleet's histogram [BINS] in a release's extra, of heads with `labels` or of the fleet's head alone; None without one.
 
     Raises ArtefactError for anything else.
     """
-    if (found := extras.get(SURVIVALS, {}).get(SURVIVALS)) is None:
+    if (found := extra.get(SURVIVALS)) is None:
         return None
     if found.shape != (2, BINS) or not np.isfinite(found).all() or (found < 0).any():
-        raise ArtefactError(f"extra {SURVIVALS}: {found.dtype} {list(found.shape)}, expected [2, {BINS}] of 0 or more")
+        raise ArtefactError(
+            f"extra {SURVIVALS}: {found.dtype} {list(found.shape)}, expected [2, {BINS}] of 0 or more"
+        )
     row = found[int(labels)].astype(np.float64)
     return row if row.sum() > 0 else None
 

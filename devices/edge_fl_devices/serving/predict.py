@@ -62,7 +62,7 @@ class ClassCandidate:
 class Prediction:
     """The prediction for one sample: the same fields from the command, over HTTP and in Python.
 
-    possible: the classes of the prediction set, the most probable one first, which has the right class for a share `promise` of all samples.
+    possible: the prediction set, the most probable class first; it has the right one for a share `promise` of all samples.
     status: "answered"; "unsure": a promise was asked for, and the set has several classes; "unknown": the sample is further from the
     labelled ones than the false alarm rate allows. Unless answered, `class_id` and `label` are None; `top` holds the best classes in any
     case, and `probability` is that of the best. distance: the share of the labelled samples that are nearer to the others than this one.

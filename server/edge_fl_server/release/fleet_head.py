@@ -17,12 +17,14 @@ from typing import NamedTuple, Self
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from edge_fl import heads
 from edge_fl.data.samples import ClientData
-from edge_fl.heads import fleet, training_set
-from edge_fl.heads.head import Extras, Features
+from edge_fl.heads import fleet, promise, training_set
+from edge_fl.heads.head import Array, Extras, Features
 from edge_fl.heads.linear import Doubles
 from edge_fl.heads.plan import PLAIN, HeadPlan
 from edge_fl.learn.batches import in_batches
@@ -43,6 +45,8 @@ LEAST_VARIANCE = 0.01
 """Of the mean variance, for the spread of a feature: one that is almost constant in the fleet may not be so on a device."""
 TESTED = 50
 """Samples of a client on which shrinkage and factor are tested."""
+FITTED, LABELLED = 10, 10
+"""Clients of each half whose served heads are fitted, and their labels of each class, for the survivals of held-out predictions."""
 
 ClientFeatures = tuple[Features, NDArray[np.int64]]
 
@@ -78,12 +82,16 @@ def of_features(
     `plan` and `extras` are those of the method's release, whose linear head counts for half. Prototypes do not: they are class means, too.
     """
     halves, tests = [_Moments(*np.zeros(3))] * 2, (list[ClientFeatures](), list[ClientFeatures]())
+    labelled = list[ClientFeatures](), list[ClientFeatures]()
     for place, (z, y) in enumerate((z, y) for z, y in clients if len(y)):
         some = slice(None, None, -(-len(y) // TESTED))
         tests[place % 2].append((z[some], y[some]))
         halves[place % 2] += _Moments.of(z, y, classes)
+        if len(labelled[place % 2]) < FITTED:
+            labelled[place % 2].append((z[: LABELLED * classes], y[: LABELLED * classes]))
     every = halves[0] + halves[1]
     shrinkage, factor = _calibrated(halves, tests)
+    survivals = _survivals(halves, tests, labelled, shrinkage, factor)
     weight, bias, spread = every.discriminant(shrinkage)
     shares = every.counts / every.counts.sum()
     if "weight" in extras.get(plan.fleet, {}):
@@ -93,9 +101,8 @@ def of_features(
         )
         assert shared is not None  # it is in the extras
         weight, bias = (weight + shared.weights) / 2, (bias + shared.bias) / 2
-    return FleetExtra(
-        _packed(factor * weight, factor * bias, spread, factor), [round(float(share), 4) for share in shares]
-    )
+    arrays = _arrays(weight, bias, spread, factor) | survivals
+    return FleetExtra(tensors.pack({fleet.FLEET: arrays}), [round(float(share), 4) for share in shares])
 
 
 class _Moments(NamedTuple):
@@ -143,9 +150,43 @@ def _calibrated(halves: Sequence[_Moments], tests: Sequence[Sequence[ClientFeatu
     return SHRINKAGES[best // len(FACTORS)], factor if factor < NEAR else 1.0
 
 
-def _packed(weight: Doubles, bias: Doubles, spread: Doubles, factor: float) -> bytes:
+def _survivals(
+    halves: Sequence[_Moments],
+    tests: Sequence[Sequence[ClientFeatures]],
+    labelled: Sequence[Sequence[ClientFeatures]],
+    shrinkage: float,
+    factor: float,
+) -> dict[str, Array]:
+    """What devices' prediction sets need of the fleet (`edge_fl.heads.promise`); nothing where the halves say nothing of each other.
+
+    From the discriminant of one half of the clients: of samples of the other half, and of held-out labels of heads that adapt it.
+    """
+    if min(np.mean(half.counts) for half in halves) < LEAST_SAMPLES:
+        return {}
+    rows = np.zeros((2, promise.BINS))
+    for half in (0, 1):
+        extras = {fleet.FLEET: _arrays(*halves[half].discriminant(shrinkage), factor)}
+        counts = halves[half].counts
+        plan = replace(PLAIN, fleet=fleet.FLEET, shares=(counts / counts.sum()).tolist())
+        for z, y in tests[1 - half]:
+            none = training_set(z[:0], y[:0], len(counts), False, plan=plan, extras=extras)
+            head, known = heads.fitted("logistic", none), counts[y] > 0
+            if known.any():
+                rows[0] += promise.histogram(promise.survivals(head.logits(z[known]), y[known]))
+        for z, y in labelled[1 - half]:
+            data = training_set(z, y, len(counts), False, plan=plan, extras=extras)
+            found = heads.estimated("logistic", data)
+            held = found.logits.astype(np.float32)
+            rows[1] += promise.histogram(promise.survivals(held, data.y[found.rows]))
+    return {promise.SURVIVALS: rows.astype(np.float32)}
+
+
+def _arrays(weight: Doubles, bias: Doubles, spread: Doubles, factor: float) -> dict[str, Array]:
     small = max(np.abs(weight).max(), spread.max()) < np.finfo(np.float16).max / 2
     half = np.float16 if small else np.float32
-    arrays = {"weight": weight.astype(half), "bias": bias.astype(np.float32), "spread": spread.astype(half)}
-    arrays["factor"] = np.array([factor], np.float32)
-    return tensors.pack({fleet.FLEET: arrays})
+    arrays = {
+        "weight": (factor * weight).astype(half),
+        "bias": (factor * bias).astype(np.float32),
+        "spread": spread.astype(half),
+    }
+    return {**arrays, "factor": np.array([factor], np.float32)}

@@ -173,7 +173,17 @@ def test_every_format_has_the_same_fields(
     output = capsys.readouterr()
     assert "promise 0.9: the set has the right class" in output.err and "; answered 1 of 3" in output.err
     rows = json.loads(output.out)
-    assert list(rows[0]) == ["name", "class_id", "label", "probability", "status", "distance", "top", "possible", "promise"]
+    assert list(rows[0]) == [
+        "name",
+        "class_id",
+        "label",
+        "probability",
+        "status",
+        "distance",
+        "top",
+        "possible",
+        "promise",
+    ]
     assert [list(each) for each in rows[0]["top"]] == [["class_id", "label", "probability"]] * 2
     assert main([*command, "--format", "csv"]) == 0
     lines = list(csv.DictReader(capsys.readouterr().out.splitlines()))

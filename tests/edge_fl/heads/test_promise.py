@@ -1,5 +1,7 @@
 """Prediction sets: coverage on unseen samples, what the fleet's survivals change, limits, and files."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -10,9 +12,7 @@ from edge_fl.heads.promise import BINS, LEVELS, SURVIVALS, UNMEASURED
 C = 5
 
 
-def device(
-    n: int, seed: int, confidence: float = 1.0, noise: float = 1.0
-) -> tuple[np.ndarray, np.ndarray]:
+def device(n: int, seed: int, confidence: float = 1.0, noise: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     """Logits [n, C] and labels of samples, which are as probable as the logits divided by `confidence` say."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, 2 * noise, (n, C))
@@ -70,7 +70,7 @@ def test_survivals_are_uniform_where_probabilities_are_right_however_hard_the_sa
 def test_sets_grow_with_the_promise_and_are_never_empty() -> None:
     found, (logits, _) = fitted(50), device(200, 5)
     sets = [found.sets(logits, promise) for promise in (0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 0.9999)]
-    assert all((later >= earlier).all() for earlier, later in zip(sets, sets[1:], strict=False))
+    assert all((later >= earlier).all() for earlier, later in pairwise(sets))
     assert (sets[0].sum(axis=1) == 1).all() and sets[-1].all()
     assert (sets[0].argmax(axis=1) == logits.argmax(axis=1)).all()
 
@@ -102,7 +102,10 @@ def test_limits_are_kept_in_a_file_and_damage_is_named() -> None:
         assert np.array_equal(again.sets(logits, 0.9), found.sets(logits, 0.9))
     assert promises.from_arrays({}) is UNMEASURED
     arrays = fitted(50).to_arrays()
-    for name, bad in (("promise", arrays["promise"][:, 1:]), ("promise_temperature", np.zeros(1, np.float32))):
+    for name, bad in (
+        ("promise", arrays["promise"][:, 1:]),
+        ("promise_temperature", np.zeros(1, np.float32)),
+    ):
         with pytest.raises(ArtefactError, match=r"promise \[2, \d+\], expected \[1 or 2, 64\]"):
             promises.from_arrays({**arrays, name: bad})
 
@@ -110,12 +113,12 @@ def test_limits_are_kept_in_a_file_and_damage_is_named() -> None:
 def test_a_fleets_histogram_that_cannot_be_one_is_refused() -> None:
     assert promises.received({}, labels=True) is None
     rows = np.stack([np.zeros(BINS), np.ones(BINS)])
-    found = promises.received({SURVIVALS: {SURVIVALS: rows}}, labels=True)
+    found = promises.received({SURVIVALS: rows}, labels=True)
     assert found is not None and found.sum() == BINS
-    assert promises.received({SURVIVALS: {SURVIVALS: rows}}, labels=False) is None  # nothing in it
+    assert promises.received({SURVIVALS: rows}, labels=False) is None  # nothing in it
     for bad in (rows[:, 1:], -rows, rows * np.nan):
         with pytest.raises(ArtefactError, match="extra survivals"):
-            promises.received({SURVIVALS: {SURVIVALS: bad}}, labels=True)
+            promises.received({SURVIVALS: bad}, labels=True)
 
 
 def test_levels_reach_from_hardly_any_to_more_than_half_of_the_samples() -> None:
