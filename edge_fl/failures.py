@@ -235,6 +235,12 @@ class Failure(StrEnum):
         "the samples differ from those that the head was fitted on",
         "label some of the new ones",
     )
+    PROMISE_BROKEN = states(
+        "promise_broken",
+        "computation",
+        "its prediction sets miss the right class more often than promised",
+        "label some new samples",
+    )
     UNSUPPORTED_PROTO = states(
         "unsupported_proto",
         "computation",

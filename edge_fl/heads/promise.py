@@ -26,7 +26,7 @@ docs/promise.md has the figures (`python -m tools.study.promise`), also those of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +46,12 @@ BINS, HIGHEST = 64, 8.0
 FINE = 1024
 MOST_SCORES = 50_000
 """Probabilities from which F is computed: of more samples times classes, samples at equal distances."""
+LABELS_PER_ALARM = 700.0
+"""Later labels of a device whose promise holds after which a false alarm comes, on average, at the earliest."""
+BETS = (0.1, 0.225)
+"""Shares by which later labels are more often outside their sets than promised, in what an alarm looks for."""
+LARGEST = 0.9
+"""Of what is at stake, that a bet loses at most with one label inside its set."""
 SURVIVALS = "survivals"
 """Name of the array [2, BINS] in the extra with the fleet's head: histograms of the fleet's head alone, and of heads with labels."""
 
@@ -140,6 +146,23 @@ def of(
     masses = np.where(places < FINE, np.exp(-grid[np.minimum(places, FINE - 1)]), 0.0)
     thresholds = expected.score(masses) if expected else np.empty(0)
     return Promise(masses, thresholds, temperature)
+
+
+def alarm(outside: Iterable[tuple[bool, float]]) -> float:
+    """How much later labels say that the promise is broken, from 1 on an alarm.
+
+    outside: of each label, in the order of time, whether it was outside the set that was made before it was known, and 1 - P.
+
+    An e-detector: the mean over BETS of Shiryaev-Roberts sums R <- (1 + R) (1 + b (outside - a)), with a = 1 - P and b = BETS / a (1 - a).
+    While each label is outside with a probability of at most a, whatever was before, R minus the number of labels is a supermartingale: an
+    alarm comes after LABELS_PER_ALARM labels or more on average, and within n of them with a probability of at most n / LABELS_PER_ALARM
+    (J. Shin, A. Ramdas and A. Rinaldo, "E-detectors", New England Journal of Statistics in Data Science 2023).
+    """
+    totals = [0.0] * len(BETS)
+    for missed, a in outside:
+        bets = (min(more / (a * (1 - a)), LARGEST / a) for more in BETS)
+        totals = [(1 + total) * (1 + bet * (missed - a)) for total, bet in zip(totals, bets, strict=True)]
+    return sum(totals) / len(totals) / LABELS_PER_ALARM
 
 
 def survivals(

@@ -149,6 +149,7 @@ class Capability(Struct, frozen=True):
     """up/meta, retained: the measured capability of a device.
 
     `drift` is the mean shift of its features since its head was fitted, in standard deviations of the fit; 0 if there is no drift.
+    `missed`: the share of its newest labels that were outside their prediction sets, if its promise is broken; otherwise 0.
     `update`: how its agent is updated; None if it cannot be. `settings`: those in effect; None before a simulated device receives any.
     `certificate_until` is when its certificate ends, in seconds since 1970; 0 without one.
     """
@@ -167,6 +168,7 @@ class Capability(Struct, frozen=True):
     protocol: Version = PROTOCOL
     notes: Annotated[list[Text], Meta(max_length=64)] = []
     drift: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    missed: Annotated[float, Meta(ge=0, le=1)] = 0.0
     update: UpdateStatus | None = None
     settings: SettingsStatus | None = None
     certificate_until: Count = 0

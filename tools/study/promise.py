@@ -189,7 +189,7 @@ WAYS: Mapping[str, Callable[[Fitted, Sequence[Fitted]], float | Array]] = {
 
 
 def before(own: Fitted) -> Array:
-    """Which tests the threshold of a target precision answers: there both precisions of held-out predictions, seen and expected, reach it."""
+    """Which tests the threshold of a target precision answers: held-out predictions above it reach it, as seen and as expected."""
     if not own.per_class or len(own.y) < LEAST_BEFORE:
         return np.zeros(len(own.tests), np.bool_)
     p = own.shown(own.held)

@@ -116,6 +116,12 @@ class Drifted(AgentEvent, frozen=True):
     score: float
 
 
+class PromiseChecked(AgentEvent, frozen=True):
+    """The prediction sets miss the right class more often than promised, of a share `missed` of the newest labels; 0 ends that."""
+
+    missed: float
+
+
 class Impaired(AgentEvent, frozen=True):
     """A background thread of the agent fails, with the failure word `why`; empty when it works again."""
 

@@ -159,7 +159,8 @@ class AgentState:
         if self.phase is Phase.STOPPED:
             return self.why
         conditions = self.demoted or self.over_budget or self.data_problem or self.impaired
-        return conditions or self.why or (Failure.DRIFT if self.capability.drift else "")
+        noticed = Failure.DRIFT if self.capability.drift else ""
+        return conditions or self.why or (Failure.PROMISE_BROKEN if self.capability.missed else noticed)
 
     @property
     def activity(self) -> Activity:

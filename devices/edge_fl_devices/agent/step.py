@@ -158,6 +158,14 @@ def _on_drifted(context: StepContext, event: events.Drifted) -> None:
     _change_capability(context, drift=event.score)
 
 
+def _on_promise_checked(context: StepContext, event: events.PromiseChecked) -> None:
+    if event.missed and not context.state.capability.missed:
+        context.log(
+            "warning", f"promise broken: {event.missed:.0%} of the newest labels were outside their sets"
+        )
+    _change_capability(context, missed=event.missed)
+
+
 def _on_settings_changed(context: StepContext, event: events.SettingsChanged) -> None:
     if event.status != context.state.capability.settings:
         _change_capability(context, settings=event.status)
@@ -370,6 +378,7 @@ _HANDLERS: dict[type, Callable[[StepContext, Any], None]] = {
     events.TierChanged: _on_tier_changed,
     events.BudgetChanged: lambda context, event: context.update(over_budget=event.why),
     events.Drifted: _on_drifted,
+    events.PromiseChecked: _on_promise_checked,
     events.Impaired: lambda context, event: context.update(impaired=event.why),
     events.UpdateChanged: lambda context, event: _change_capability(context, update=event.status),
     events.SettingsChanged: _on_settings_changed,

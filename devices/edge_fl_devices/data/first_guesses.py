@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,10 +22,13 @@ from msgspec.structs import replace
 from edge_fl.data.grouping import Importance
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
+from edge_fl.heads import promise as promises
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.storage.rows import RowFile
 
 FILE = "labelling/first.guesses"
+NEWEST = 50
+"""Labels of which the share outside their sets is shown."""
 MOST = 20_000
 """Rows after which the file is written anew with the newest half."""
 
@@ -33,7 +37,8 @@ class FirstGuess(Struct, frozen=True, array_like=True):
     """A labelled picture: the key of its file, its class, and the first guesses of the served head and of the fleet's head ("": none).
 
     chosen: whether it was offered because it is informative, not at random. unlabelled: pictures without a label after this one. undone:
-    the label was taken back; another label of the same picture keeps the guesses.
+    the label was taken back; another label of the same picture keeps the guesses. possible: the prediction set of the first guess, for
+    `promise` (0: none was made).
     """
 
     key: bytes
@@ -43,6 +48,44 @@ class FirstGuess(Struct, frozen=True, array_like=True):
     chosen: bool = False
     unlabelled: int = 0
     undone: bool = False
+    possible: tuple[str, ...] = ()
+    promise: float = 0.0
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether the label was not in its prediction set."""
+        return self.label not in self.possible
+
+
+class PromiseRecord(NamedTuple):
+    """How prediction sets made before a label was known have kept their promise: `outside` of `labels`, and `promises.alarm` of them."""
+
+    labels: int
+    outside: int
+    alarm: float
+
+    @property
+    def missed(self) -> float:
+        """The share of labels that were outside, if it is an alarm; otherwise 0."""
+        return self.outside / self.labels if self.alarm >= 1 else 0.0
+
+    @property
+    def words(self) -> str:
+        """Like "in 57 of 60 cases the set had the right class"; "" without labels."""
+        if not self.labels:
+            return ""
+        said = (
+            f"in {self.labels - self.outside} of {self.labels} cases the prediction set had the right class"
+        )
+        return f"{said}: the promise is broken" if self.alarm >= 1 else said
+
+
+def promise_record(rows: Iterable[FirstGuess]) -> PromiseRecord:
+    """Of the newest NEWEST labels of samples that were not offered for being informative, and were not taken back; the alarm of all."""
+    tested = [each for each in rows if each.promise and not each.chosen and not each.undone]
+    alarm = promises.alarm((each.is_outside, 1 - each.promise) for each in tested)
+    newest = tested[-NEWEST:]
+    return PromiseRecord(len(newest), sum(each.is_outside for each in newest), alarm)
 
 
 class GuessTotals(Struct, frozen=True):
@@ -91,7 +134,10 @@ class FirstGuesses:
     def add(self, found: FirstGuess) -> None:
         """Append a label; the guesses of the picture's first label stay. Raises ArtefactError for a full disk."""
         if before := self._rows.get(found.key):
-            found = replace(found, guess=before.guess, fleet=before.fleet, chosen=before.chosen)
+            first = {
+                name: getattr(before, name) for name in ("guess", "fleet", "chosen", "possible", "promise")
+            }
+            found = replace(found, **first)
         self._put(found)
 
     def undo(self, key: bytes) -> None:

@@ -16,7 +16,7 @@ from edge_fl.wire.endpoint import has_login
 from edge_fl_devices.board import usage
 from edge_fl_devices.config import remembered
 from edge_fl_devices.data import record
-from edge_fl_devices.data.first_guesses import FirstGuesses
+from edge_fl_devices.data.first_guesses import FirstGuesses, promise_record
 from edge_fl_devices.data.record import DataRecord, named
 from edge_fl_devices.features import child_loader, drift
 from edge_fl_devices.serving.served_model import ServedModel, device_words, serving
@@ -50,8 +50,11 @@ def read(folder: Path) -> list[dict[str, object]]:
             rows["weakest class"] = weakest
     elif current and known.why == Failure.NO_LABELS and not current.manifest.heads.fleet:
         rows["serves"] = f"nothing: {NO_LABELS_YET.format(samples)}, and the release has no fleet's head"
-    if first := FirstGuesses(folder).totals.words:
+    guesses = FirstGuesses(folder)
+    if first := guesses.totals.words:
         rows["label page"] = first
+    if kept := promise_record(guesses.rows.values()).words:
+        rows["promise"] = kept
     if current:
         state = "not confirmed yet" if current.pending else "good"
         rows["installed"] = f"release {current.manifest.release} ({current.manifest.method}), {state}"

@@ -22,12 +22,20 @@ from edge_fl.errors import ConfigError, EdgeFLError, KilledError
 from edge_fl.failures import Failure
 from edge_fl.fields import Tier
 from edge_fl.wire.messages import BOARD_NOTES, Capability
-from edge_fl_devices.agent.events import BudgetChanged, DataChanged, Drifted, Event, Impaired, TierChanged
+from edge_fl_devices.agent.events import (
+    BudgetChanged,
+    DataChanged,
+    Drifted,
+    Event,
+    Impaired,
+    PromiseChecked,
+    TierChanged,
+)
 from edge_fl_devices.board import capabilities, health, usage
 from edge_fl_devices.board.health import Health, Readings
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.data import record
+from edge_fl_devices.data import first_guesses, record
 from edge_fl_devices.data.current import CurrentData
 from edge_fl_devices.data.location import Snapshot
 from edge_fl_devices.data.record import DataReport
@@ -96,7 +104,13 @@ class DeviceMonitor:
 
     def check(self) -> None:
         """Check everything once and deliver an event for each change; a check that fails is a state, and hinders no other one."""
-        for part in (self._check_images, self._check_health, self._check_drift, self._check_budget):
+        for part in (
+            self._check_images,
+            self._check_health,
+            self._check_drift,
+            self._check_promise,
+            self._check_budget,
+        ):
             self._attempt(part)
 
     def _attempt(self, part: Callable[[], None]) -> None:
@@ -194,6 +208,10 @@ class DeviceMonitor:
     def _check_drift(self) -> None:
         score = drift.measured(Path(self.config.folder))
         self._deliver_change(Drifted(score), bool(score))
+
+    def _check_promise(self) -> None:
+        missed = first_guesses.promise_record(first_guesses.read(Path(self.config.folder)).values()).missed
+        self._deliver_change(PromiseChecked(missed), bool(missed))
 
     def _check_budget(self) -> None:
         why = usage.exceeded(self.meter.update(), self.config.budget)

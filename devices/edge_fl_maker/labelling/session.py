@@ -356,8 +356,12 @@ class LabelSession:
         if class_name not in self.learner.progress.classes:
             return FirstGuess(key, class_name, chosen=chosen)
         found = self.learner.prediction(name, key)
-        guess = found.top[0].label if found else ""
-        return FirstGuess(key, class_name, guess, self.learner.fleet_guess(key) if guess else "", chosen)
+        if not found:
+            return FirstGuess(key, class_name, chosen=chosen)
+        guess, fleet = found.top[0].label, self.learner.fleet_guess(key)
+        return FirstGuess(
+            key, class_name, guess, fleet, chosen, possible=found.possible, promise=found.promise
+        )
 
     def _require_on_screen(self, client: str, name: str, version: str) -> None:
         """Raise DataError unless the client was given this file, with the contents that it has now."""

@@ -130,6 +130,15 @@ def drift(place: RulePlace, limit: float) -> Found:
     }
 
 
+def promise(place: RulePlace, limit: float) -> Found:
+    """Devices whose prediction sets miss the right class more often than promised."""
+    missed = func.coalesce(_ABLE["missed"].as_float(), 0.0)
+    return {
+        name: f"{value:.0%} of the newest labels were outside their prediction sets"
+        for name, value in _rows(place, missed > limit, missed)
+    }
+
+
 def quarantine(place: RulePlace, limit: float) -> Found:
     """Devices in quarantine."""
     blocked = _rows(place, devices.c.quarantine != "", devices.c.quarantine)
@@ -234,6 +243,7 @@ KINDS = {
     "disk": RuleKind(500, "MB", disk),
     "certificate": RuleKind(30, "days", certificate),
     "drift": RuleKind(0, "standard deviations", drift),
+    "promise": RuleKind(0, "share of labels outside their sets", promise),
     "outlier": RuleKind(1, "score of its newest update", outlier),
     "decile": RuleKind(0.05, "loss of accuracy, 0 to 1", decile, of_devices=False),
     "rollout": RuleKind(0, "", rollout, of_devices=False, by_text=True),

@@ -40,6 +40,7 @@ def db(database_url: str) -> Iterator[Database]:
         "silent": {"status": "disconnected"},
         "lost-long-ago": {"status": "lost"},
         "drift": {"status": "alert", "why": Failure.DRIFT, "capability": able | {"drift": 2.5}},
+        "promise": {"why": Failure.PROMISE_BROKEN, "capability": able | {"missed": 0.3}},
         "disk": {"capability": able | {"disk_free_mb": 90}},
         "certificate": {"capability": able | {"certificate_until": int(time.time()) + DAY_S}},
         "several": {"status": "lost", "capability": able | {"disk_free_mb": 9, "drift": 1.0}},

@@ -91,12 +91,13 @@ def test_a_broker_that_restarts_makes_no_device_lost_that_returns_in_the_usual_t
 
 def test_devices_with_drift_quarantine_a_full_disk_or_an_old_certificate_are_named(place: RulePlace) -> None:
     soon, later = int(time.time()) + 5 * DAY_S, int(time.time()) + 300 * DAY_S
-    add(place, "a", capability={"drift": 2.46, "disk_free_mb": 90, "certificate_until": soon})
+    add(place, "a", capability={"drift": 2.46, "disk_free_mb": 90, "certificate_until": soon, "missed": 0.3})
     add(place, "b", why="enospc", capability={"drift": 0.0, "disk_free_mb": 9000, "certificate_until": later})
     add(place, "c")
     registered_devices.quarantine(place.db, "main", "c", "flooding")
     assert found(place, "drift") == {"a": "samples drifted by 2.5 standard deviations"}
     assert found(place, "drift", 3.0) == {}
+    assert found(place, "promise") == {"a": "30% of the newest labels were outside their prediction sets"}
     assert found(place, "quarantine") == {"c": "flooding"}
     assert found(place, "disk") == {"a": "90 MB free", "b": alerted("enospc")}
     assert (found(place, "certificate") or {}).keys() == {"a"}

@@ -56,6 +56,16 @@ def test_drift_is_published_with_the_capability_once_the_device_is_connected() -
     assert device.state.capability in [e.message for e in device.last if isinstance(e, effects.Publish)]
 
 
+def test_a_broken_promise_is_published_and_is_no_failure() -> None:
+    device = Agent().up()
+    found = device.on(events.PromiseChecked(0.3))
+    published = [effect.message for effect in found if isinstance(effect, effects.Publish)]
+    assert [message.missed for message in published if isinstance(message, Capability)] == [0.3]
+    assert (device.state.reason, device.state.status) == ("promise_broken", "ready")
+    device.on(events.PromiseChecked(0.0))
+    assert device.state.reason == ""
+
+
 def test_data_that_could_not_be_counted_is_an_alert_until_they_are() -> None:
     device = Agent().up()
     can = device.state.capability

@@ -23,8 +23,10 @@ from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import record
 from edge_fl_devices.data.current import CurrentData
+from edge_fl_devices.data.first_guesses import FirstGuess, FirstGuesses
 from edge_fl_devices.data.location import Snapshot
 from edge_fl_devices.data.record import DataReport
+from edge_fl_devices.doctor import status
 from edge_fl_devices.features import drift
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.monitor import DeviceMonitor
@@ -205,6 +207,31 @@ def test_what_is_predicted_shows_drift_and_a_new_fit_ends_it(folder: Path) -> No
     assert board.device.state.reason == "drift" and board.device.state.capability.drift == drifted.score
     drift.remember_fit(folder, drift.moments(sha, z + 1))
     assert board.look() == [events.Drifted(0.0)] and board.device.state.reason == ""
+
+
+def test_labels_outside_their_sets_break_the_promise_and_later_ones_inside_mend_it(folder: Path) -> None:
+    guesses, board = FirstGuesses(folder), Board(folder, tier="head")
+    assert board.look() == []
+
+    def label(count: int, inside: bool, **kind: object) -> None:
+        for _ in range(count):
+            possible = ("a", "b") if inside else ("b",)
+            key = len(guesses.rows).to_bytes(4)
+            guesses.add(FirstGuess(key, "a", "b", possible=possible, promise=0.9, **kind))  # type: ignore[arg-type]
+
+    label(40, inside=True)
+    label(30, inside=False, chosen=True)  # informative ones are harder, and say nothing
+    assert board.look() == []
+    label(15, inside=False)
+    (found,) = board.look()
+    assert isinstance(found, events.PromiseChecked) and found.missed == 15 / 50
+    assert board.device.state.reason == "promise_broken"
+    rows = {row["what"]: row["value"] for row in status.read(folder)}
+    assert (
+        rows["promise"] == "in 35 of 50 cases the prediction set had the right class: the promise is broken"
+    )
+    label(80, inside=True)
+    assert board.look() == [events.PromiseChecked(0.0)] and board.device.state.reason == ""
 
 
 def out_of_memory(snapshot: Snapshot) -> Capability:

@@ -123,3 +123,47 @@ def test_a_fleets_histogram_that_cannot_be_one_is_refused() -> None:
 
 def test_levels_reach_from_hardly_any_to_more_than_half_of_the_samples() -> None:
     assert LEVELS[0] <= 0.001 and LEVELS[-1] >= 0.5 and len(LEVELS) == 64
+
+
+def first_alarm(outside: np.ndarray, a: float = 0.1) -> int:
+    """The number of labels after which the alarm comes; more than there are without one."""
+    for n in range(1, len(outside) + 1):
+        if promises.alarm((bool(each), a) for each in outside[:n]) >= 1:
+            return n
+    return len(outside) + 1
+
+
+@pytest.mark.parametrize("before", [0, 60])
+def test_an_alarm_comes_within_60_labels_after_a_drop_of_ten_points(before: int) -> None:
+    rng = np.random.default_rng(before)
+    delays = []
+    for _ in range(60):
+        drawn = rng.random(before + 200)
+        found = first_alarm(drawn < np.where(np.arange(len(drawn)) < before, 0.1, 0.2))
+        if found > before:
+            delays.append(found - before)
+    assert len(delays) > 50 and np.median(delays) <= 62
+
+
+def test_alarms_without_drift_are_as_rare_as_stated() -> None:
+    """Of 10,000 device-years with 100 later labels each, at most 100 / LABELS_PER_ALARM have one."""
+    years, labels, a = 10_000, 100, 0.1
+    rng, total, alarmed = (
+        np.random.default_rng(1),
+        np.zeros((years, len(promises.BETS))),
+        np.zeros(years, bool),
+    )
+    outside = rng.random((labels, years)) < a
+    for missed in outside:  # as `alarm`, of all at once
+        bets = np.minimum(np.array(promises.BETS) / (a * (1 - a)), promises.LARGEST / a)
+        total = (1 + total) * (1 + bets * (missed[:, None] - a))
+        alarmed |= total.mean(axis=1) >= promises.LABELS_PER_ALARM
+    assert 0.02 < alarmed.mean() <= labels / promises.LABELS_PER_ALARM
+    one = promises.alarm((bool(each), a) for each in outside[:, 0])
+    assert np.isclose(one, total[0].mean() / promises.LABELS_PER_ALARM)
+
+
+@pytest.mark.parametrize("promise", [0.5, 0.8, 0.95, 0.99])
+def test_an_alarm_goes_down_with_labels_inside_their_sets_whatever_the_promise(promise: float) -> None:
+    broken = [(True, 1 - promise)] * 40
+    assert promises.alarm(broken) > 1 > promises.alarm([*broken, *[(False, 1 - promise)] * 20_000]) > 0

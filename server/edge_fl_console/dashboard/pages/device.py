@@ -285,6 +285,8 @@ def _cause(page: DevicePage, own: float, mean: float, images: int, samples: int)
     """Why the accuracy may be below the mean, from what the device reports."""
     if page.able.get("drift"):
         return "Likely cause: its samples have changed since its head was fitted."
+    if page.able.get("missed"):
+        return "Likely cause: its samples have changed: labels are outside their prediction sets more often than promised."
     said = ""
     if images:
         wrong = round((1 - own) * images)

@@ -256,6 +256,7 @@ HEALTH = {
     "certificate": ("warn", "whose certificate ends soon"),
     "restarts": ("warn", "whose agent starts again and again"),
     "drift": ("warn", "with samples that have changed since the head was fitted"),
+    "promise": ("warn", "whose prediction sets miss the right class more often than promised"),
     "outlier": ("warn", "with an update that differs strongly from the others'"),
 }
 """Kind of rule that watches devices -> its colour, and what is wrong with them."""

@@ -177,6 +177,8 @@ def _reasons(device: RosterDevice, record: DeviceRecord | None, served: int) -> 
         yield "its newest update differs strongly from the others'"
     if capability and capability.drift:
         yield "its samples have changed since its head was fitted"
+    if capability and capability.missed:
+        yield f"{capability.missed:.0%} of its newest labels were outside their prediction sets: its promise is broken"
     if state and state.release and served and state.release != served:
         yield f"it serves release {state.release}, the fleet {served}"
     yield from capability.notes[BOARD_NOTES:] if capability else ()
