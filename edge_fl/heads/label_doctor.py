@@ -10,7 +10,7 @@ with exponents a that need not add up to 1, because heads may be too sure or not
 ε ~ Beta(SHARE) and log a ~ N(log 1/K, 1) for K heads. w_i is 1 over the size of the sample's group. So no clean label is needed.
 
 The list has the length of the highest expected F_β, (1 + β²) Σ P / (length + β² Σ P over all labels): a look costs a key, a wrong label
-more. Without a fleet's head the own labels judge each other alone.
+more. Without a fleet's head only the own labels speak.
 
 Sources: logarithmic pool, C. Genest and J. Zidek, Statistical Science 1986; label noise, B. Frénay and M. Verleysen, IEEE TNNLS 2014;
 expected F, Z. Lipton et al., ECML 2014; influence in closed form, R. Cook, Technometrics 1977. Measured by
@@ -91,7 +91,7 @@ class Examination(Struct, frozen=True):
         """Like "6 of 140 labels to look at; about 4 % are wrong, estimated from the labels themselves"."""
         if not self.files:
             return "no labels to examine"
-        rest = f"; about {self.share:.0%} are wrong, estimated from the labels themselves"
+        rest = f"; about {100 * self.share:.0f} % are wrong, estimated from the labels themselves"
         few = f" (few labels: {self.files})" if self.files < grouping.FEW else ""
         return f"{len(self.labels)} of {self.files} labels to look at{few}{rest}"
 
@@ -223,7 +223,7 @@ def few(data: TrainingSet, y: Rows, classes: Sequence[str]) -> Iterator[str]:
             yield f"{classes[label]} has {count} labels, half of the classes have {usual:g} or more: label more of it"
         elif expected >= LEAST_EXPECTED and FEW * count < expected:
             yield (
-                f"{classes[label]} has {count} of {len(y)} labels, but {shares[label]:.0%} of the fleet's data:"
+                f"{classes[label]} has {count} of {len(y)} labels, but {100 * shares[label]:.0f} % of the fleet's data:"
                 " label more of it, unless it is rare here"
             )
 
@@ -236,7 +236,7 @@ def _why(found: Doubts, file: int, classes: Sequence[str]) -> str:
         said.append(f"the fleet's head says {classes[fleet]}")
     if own == fleet and own >= 0:
         said = [f"the other labels and the fleet's head say {classes[own]}"]
-    return f"{', '.join(said)}; wrong with about {found.wrong[file]:.0%}"
+    return f"{', '.join(said)}; wrong with a probability of about {100 * found.wrong[file]:.0f} %"
 
 
 def _in_two_classes(y: Rows, duplicates: Groups, wrong: Doubles) -> dict[int, int]:

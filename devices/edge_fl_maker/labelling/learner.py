@@ -118,6 +118,9 @@ class ExaminedLabels:
     remarks: tuple[str, ...] = ()
 
 
+NOT_EXAMINED = ExaminedLabels()
+
+
 @dataclass(frozen=True, eq=False)
 class _Release:
     """The release that predicts, with its extractor and the features of files; 16-bit pictures are scaled from `bits`."""
@@ -140,7 +143,7 @@ class Learner:
     ) -> None:
         self.progress, self.counts = LearnerProgress(), dict[str, int]()
         self.guesses, self.right = FirstGuesses(Path(config.folder)), RightLabels(Path(config.folder))
-        self.examined, self._is_wanted = ExaminedLabels(), False
+        self.examined, self._is_wanted = NOT_EXAMINED, False
         self._config, self._data, self._model, self._pool, self._lock = config, data, model, pool, lock
         self._store = Store(Path(config.folder))
         self._children = Children(immediate.MODULE, "labelling", keep=True)

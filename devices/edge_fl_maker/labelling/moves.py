@@ -4,7 +4,7 @@
     FOLDER/labelling/discarded/NAME   a discarded file, kept for an undo; deleted at the next start, and beyond KEPT_DISCARDED
 
 A lock serialises all changes, of other processes too. A file that a power cut left in both places counts as labelled (`settle`);
-one that it left in two classes, while it was moved from one to the other, is found by whoever reads them as a copy.
+one that it left in two classes, while it was moved from one to the other, counts once, and is named as a copy.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from edge_fl_devices.serving.predict import ClassCandidate
 from edge_fl_maker.capture.pools import Pool
 from edge_fl_maker.labelling.learner import (
     EXAMINING,
+    NOT_EXAMINED,
     DoubtedLabel,
     ExaminedLabels,
     Learner,
@@ -182,7 +183,7 @@ class View:
     contradiction: str = ""
     kind: Kind = "picture"
     word: str = "picture"
-    examined: ExaminedLabels = ExaminedLabels()
+    examined: ExaminedLabels = NOT_EXAMINED
 
 
 @dataclass(frozen=True)
