@@ -1,19 +1,20 @@
 """Labels to look at: probably wrong ones, near duplicates in two classes, what a confusion comes from, and classes with few labels.
 
-A label is its class with probability 1 - ε, and any other of C classes with probability ε / (C - 1). What is predicted of a sample without
-its fold are the served head, the candidates from own labels alone and the fleet's head (`edge_fl.heads.served.Estimate`). These are pooled,
-with exponents a that need not add up to 1, because heads may be too sure or not sure enough:
+What is predicted of a sample without its fold are the served head, the candidates from own labels alone and the fleet's head
+(`edge_fl.heads.served.Estimate`). They are pooled, with exponents a that need not add up to 1, because heads may be too sure or not sure
+enough. T are the probabilities of a label by the true class:
 
-    p(c) ∝ Π_k p_k(c)^a_k        P(wrong) = ε (1 - p(y)) / (C - 1) / (ε (1 - p(y)) / (C - 1) + (1 - ε) p(y))
+    p(c) ∝ Π_k p_k(c)^a_k        P(true class c) ∝ p(c) T(c, y)        P(wrong) = 1 - P(true class y)
 
-ε and a are the most probable ones given the labels: Σ_i w_i log((1 - ε) p(y_i) + ε (1 - p(y_i)) / (C - 1)), with the priors
-ε ~ Beta(SHARE) and log a ~ N(log 1/K, 1) for K heads. w_i is 1 over the size of the sample's group. So no clean label is needed.
+First T is the same for all classes, 1 - ε for the class itself and ε / (C - 1) for each other one; ε and a are the most probable ones given
+the labels, with the priors ε ~ Beta(SHARE) and log a ~ N(log 1/K, 1) for K heads. Then T follows by expectation maximisation, with TRUST
+labels of each class that have this ε: if many labels of one class are another one, T says so. So no clean label is needed. A label counts 1
+over the size of its group.
 
-The list has the length of the highest expected F_β, (1 + β²) Σ P / (length + β² Σ P over all labels): a look costs a key, a wrong label
-more. Without a fleet's head only the own labels speak.
+The list has the length of the highest expected F1, 2 Σ P / (length + Σ P over all labels). Without a fleet's head only own labels speak.
 
-Sources: logarithmic pool, C. Genest and J. Zidek, Statistical Science 1986; label noise, B. Frénay and M. Verleysen, IEEE TNNLS 2014;
-expected F, Z. Lipton et al., ECML 2014; influence in closed form, R. Cook, Technometrics 1977. Measured by
+Sources: logarithmic pool, C. Genest and J. Zidek, Statistical Science 1986; label noise by class, A. Dawid and A. Skene,
+Applied Statistics 1979; expected F1, Z. Lipton et al., ECML 2014; influence in closed form, R. Cook, Technometrics 1977. Measured by
 `python -m tools.study.wrong_labels`, docs/teach-a-device.md has figures.
 """
 
@@ -35,7 +36,8 @@ from edge_fl.heads.served import Estimate, Rows
 
 SHARE = (1.0, 19.0)
 """Wrong and right labels that are assumed besides those of the device: 5 % wrong."""
-BETA_SQUARED = 2.0
+TRUST, STEPS = 20.0, 30
+"""Labels of each class that are assumed for T, and steps of expectation maximisation."""
 LEAST = 0.1
 """P(wrong) below which a label is never listed."""
 LOWEST = -50.0
@@ -54,14 +56,13 @@ FEW, LEAST_EXPECTED = 4, 8
 class Doubts:
     """Of each label: P(wrong) [n], and the class `likely` [n] that it then most probably is.
 
-    own, fleet [n]: what the other own labels alone and the fleet's head call it, -1 where they do not. share: ε, 0..1.
+    own, fleet [n]: what the other own labels alone and the fleet's head call it, -1 where they do not.
     """
 
     wrong: Doubles
     likely: Rows
     own: Rows
     fleet: Rows
-    share: float = 0.0
 
     @classmethod
     def none(cls, y: Rows) -> Doubts:
@@ -79,7 +80,9 @@ class LabelToLookAt(Struct, frozen=True):
 
 
 class Examination(Struct, frozen=True):
-    """Labels to look at, the most probably wrong ones first, remarks on classes, and how many files were examined. share: ε, 0..1."""
+    """Labels to look at, the most probably wrong ones first, remarks on classes, how many files were examined, and the share that is
+    wrong, 0..1, as it is estimated.
+    """
 
     labels: list[LabelToLookAt]
     remarks: list[str]
@@ -103,6 +106,8 @@ def examine(
 
     duplicates [n]: which samples are nearly the same picture, empty if none are. Raises ArtefactError for extras that do not fit.
     """
+    if not len(files):
+        return Examination([], [], 0, 0.0)
     first = np.unique(files, return_index=True)[1]
     y = data.y[first]
     found = of_files(data, files)
@@ -123,7 +128,7 @@ def examine(
         ),
     ]
     remarks = [*confusions(data.z[first], y, found, names, classes), *few(data, y, classes)]
-    return Examination(labels, remarks, len(y), found.share)
+    return Examination(labels, remarks, len(y), float(found.wrong.mean()))
 
 
 def of_files(data: TrainingSet, files: Rows) -> Doubts:
@@ -133,7 +138,6 @@ def of_files(data: TrainingSet, files: Rows) -> Doubts:
     count = -(-len(files) // PART)
     part = grouping.folds(data.y, scenes, count) if count > 1 else np.zeros(len(files), np.int64)
     found = Doubts.none(data.y[np.unique(files, return_index=True)[1]])
-    shares = list[float]()
     for number in np.unique(part):
         rows = np.flatnonzero(part == number)
         if len(np.unique(data.y[rows])) < 2 and not data.plan.fleet:
@@ -145,8 +149,7 @@ def of_files(data: TrainingSet, files: Rows) -> Doubts:
         which = np.unique(files[at])
         for name in ("wrong", "likely", "own", "fleet"):
             getattr(found, name)[which] = getattr(one, name)
-        shares.append(one.share)
-    return replace(found, share=float(np.mean(shares)) if shares else 0.0)
+    return found
 
 
 def doubts(estimate: Estimate, y: Rows, groups: Groups, files: Rows | None = None) -> Doubts:
@@ -157,20 +160,21 @@ def doubts(estimate: Estimate, y: Rows, groups: Groups, files: Rows | None = Non
     )
     parts = [_by_file(_log_shares(each), of_file) for each in heads if each is not None]
     labels, scenes = y[first], groups[first] if len(groups) else groups
-    pooled, share = _pooled(parts, labels, grouping.weights(scenes, len(labels)))
+    weights = grouping.weights(scenes, len(labels))
+    pooled, share = _pooled(parts, labels, weights)
+    true = _true_classes(np.exp(pooled), labels, share, weights)
     rows = np.arange(len(labels))
-    others = pooled.copy()
-    others[rows, labels] = -np.inf
+    wrong = 1 - true[rows, labels]
+    true[rows, labels] = -1
     calls = [each.argmax(axis=1) for each in parts]
     own, fleet = (calls[1], calls[2]) if len(calls) > 1 else (calls[0], np.full(len(labels), -1))
-    wrong = _wrong(np.exp(pooled[rows, labels]), share, pooled.shape[1])
-    return Doubts(wrong, others.argmax(axis=1), own, fleet, share)
+    return Doubts(wrong, true.argmax(axis=1), own, fleet)
 
 
 def listed(wrong: Doubles) -> Rows:
     """The places of the labels to look at, most probably wrong first, by P(wrong) [n]."""
     order = np.argsort(-wrong, kind="stable")
-    expected = np.cumsum(wrong[order]) / (np.arange(1, len(wrong) + 1) + BETA_SQUARED * wrong.sum())
+    expected = np.cumsum(wrong[order]) / (np.arange(1, len(wrong) + 1) + wrong.sum())
     found: Rows = order[: int(expected.argmax()) + 1 if len(wrong) else 0]
     return found[wrong[found] >= LEAST]
 
@@ -255,10 +259,19 @@ def _counts(y: Rows, calls: Rows, classes: int) -> NDArray[np.int64]:
     return np.bincount(y * classes + calls, minlength=classes * classes).reshape(classes, classes)
 
 
-def _wrong(right: Doubles, share: float, classes: int) -> Doubles:
-    """P(wrong) by the pooled probability of the labels' classes."""
-    other = share * (1 - right) / max(classes - 1, 1)
-    return np.asarray(other / np.maximum(other + (1 - share) * right, 1e-300))
+def _true_classes(pooled: Doubles, y: Rows, share: float, weights: Doubles) -> Doubles:
+    """P(true class) [m, C] by the pooled probabilities [m, C], with T by expectation maximisation."""
+    classes = pooled.shape[1]
+    start = np.full((classes, classes), share / max(classes - 1, 1))
+    np.fill_diagonal(start, 1 - share)
+    labels = np.eye(classes)[y] * weights[:, None]
+    given = start
+    for _ in range(STEPS):
+        true = pooled * given[:, y].T
+        true /= np.maximum(true.sum(axis=1, keepdims=True), 1e-300)
+        given = true.T @ labels + TRUST * start
+        given /= given.sum(axis=1, keepdims=True)
+    return np.asarray(true)
 
 
 def _pooled(parts: Sequence[Doubles], y: Rows, weights: Doubles) -> tuple[Doubles, float]:

@@ -17,6 +17,7 @@ that are wrong, recall the share of the wrong labels that are listed. Wrong labe
 import argparse
 import logging
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +74,7 @@ def of_cell(cell: Cell, devices: int) -> Iterator[tuple[tuple[str, ...], Counts]
             own = cell.labels(device)[: labels * cell.about.classes]
             own = own[heads.canonical_order(cell.z[own], cell.y[own])]
             for share in SHARES:
-                rng = np.random.default_rng([cell.about.seed, device, labels, SHARES.index(share)])
+                rng = np.random.default_rng([zlib.crc32(cell.z[own].tobytes()), SHARES.index(share)])
                 key = cell.about.dataset, str(labels), share
                 for name, counts in of_device(cell, own, share, clean, rng):
                     yield (*key, name), counts

@@ -42,7 +42,7 @@ def examine(
     duplicates: Groups,
 ) -> Examination:
     """Examine labelled samples in any order; the others are as of `label_doctor.examine`. Without samples nothing is found."""
-    if not len(data.y):
+    if not len(data.y):  # without a fleet's head either, there is no training set
         return Examination([], [], 0, 0.0)
     order = np.array(heads.canonical_order(data.z, data.y), np.int64)
     taken = heads.training_set(
