@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from edge_fl import modalities, threads
@@ -34,7 +35,7 @@ from edge_fl.files.folder import is_system
 from edge_fl.files.paths import text
 from edge_fl.heads import Head
 from edge_fl.heads.auto import Choice
-from edge_fl.heads.label_doctor import Examination
+from edge_fl.heads.label_doctor import Examination, LabelToLookAt
 from edge_fl.inputs import Kind
 from edge_fl.modalities import ABOUT, UnusableFileError, kind_of_most
 from edge_fl.modalities.limits import UNKNOWN_DEPTH
@@ -474,14 +475,20 @@ class Learner:
         except EdgeFLError as error:
             self.examined = ExaminedLabels(words=f"labels were not examined: {error}")
             return
-        files, labels = [*y], list[DoubtedLabel]()
-        for each in found.labels:
-            key, given = files[each.file], manifest.classes[y[files[each.file]]]
-            if (key, given) not in self.right:
-                likely = manifest.classes[each.likely]
-                name = os.fspath(paths[key])
-                labels.append(DoubtedLabel(name, key.hex(), given, likely, each.why))
-        self.examined = ExaminedLabels(tuple(labels), found.words, tuple(found.remarks))
+        files, classes = [*y], manifest.classes
+
+        def label(each: LabelToLookAt) -> DoubtedLabel:
+            key = files[each.file]
+            name = os.fspath(paths[key])
+            return DoubtedLabel(name, key.hex(), classes[y[key]], classes[each.likely], each.why)
+
+        left = [
+            each
+            for each in found.labels
+            if (files[each.file], classes[y[files[each.file]]]) not in self.right
+        ]
+        found = structs.replace(found, labels=left)
+        self.examined = ExaminedLabels(tuple(map(label, left)), found.words, tuple(found.remarks))
 
     def _prepare_fleet(self, release: _Release) -> None:
         """Keep the fleet's head alone, whose guesses are recorded, too; none if it does not fit."""

@@ -81,7 +81,9 @@ def test_a_label_that_a_person_calls_right_is_not_shown_again(config: DeviceConf
         assert one["name"] in names(site.act("undo", action=done["action"])[1])
         assert site.act("approve", **one)[0] == 200
     with desk(config) as site:  # after a restart
-        assert "leaf/0-0.png" not in [each["name"] for each in examined(site)["labels"]]
+        found = examined(site)
+        assert "leaf/0-0.png" not in [each["name"] for each in found["labels"]]
+        assert found["words"].startswith(f"{len(found['labels'])} of 48 labels to look at")
         (site.images / "leaf" / "0-0.png").rename(site.images / "plum" / "0-0.png")
         assert "plum/0-0.png" in [
             each["name"] for each in examined(site)["labels"]
