@@ -94,7 +94,8 @@ class Examination(Struct, frozen=True):
         """Like "6 of 140 labels to look at; about 4 % are wrong, estimated from the labels themselves"."""
         if not self.files:
             return "no labels to examine"
-        rest = f"; about {100 * self.share:.0f} % are wrong, estimated from the labels themselves"
+        part = f"about {100 * self.share:.0f} %" if self.share >= 0.01 else "less than 1 %"
+        rest = f"; {part} are wrong, estimated from the labels themselves"
         few = f" (few labels: {self.files})" if self.files < grouping.FEW else ""
         return f"{len(self.labels)} of {self.files} labels to look at{few}{rest}"
 
