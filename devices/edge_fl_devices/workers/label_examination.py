@@ -21,6 +21,7 @@ from edge_fl.heads.label_doctor import Examination
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location
 from edge_fl_devices.data.file_index import near_duplicates
+from edge_fl_devices.data.record import named
 from edge_fl_devices.data.right_labels import RightLabels
 from edge_fl_devices.features.feature_rows import file_key
 from edge_fl_devices.storage.slots import InstalledRelease, Slots
@@ -68,6 +69,7 @@ def of_device(config: DeviceConfig) -> tuple[Examination, list[str], list[str]]:
     Labels that a person called right are left out. Raises NoReleaseError before the first release, DataError for unusable data.
     """
     from edge_fl_devices.data import load  # here, as below: the label page's child reads no samples
+    from edge_fl_devices.data.sources import IN_TWO
     from edge_fl_devices.features.local_loader import LocalFeatureLoader
 
     folder = Path(config.folder)
@@ -112,7 +114,10 @@ def of_device(config: DeviceConfig) -> tuple[Examination, list[str], list[str]]:
         for each in examined.labels
         if (unique[each.file], manifest.classes[given[each.file]]) not in right
     ]
-    return replace(examined, labels=left), names, list(manifest.classes)
+    copies = stream.report.skipped.get(IN_TWO, 0)
+    remarks = [named(IN_TWO, copies, stream.report.names.get(IN_TWO, ()))] if copies else []
+    examined = replace(examined, labels=left, remarks=[*remarks, *examined.remarks])
+    return examined, names, list(manifest.classes)
 
 
 def _paths(config: DeviceConfig, installed: InstalledRelease) -> dict[bytes, Path]:

@@ -63,7 +63,12 @@ def test_nearly_the_same_picture_in_two_classes_is_named_with_the_other_one(
     pixels = np.asarray(Image.open(data / "b" / "1.png")).copy()
     pixels[0, 0] += 1
     Image.fromarray(pixels).save(data / "a" / "again.png")
+    shutil.copy(data / "b" / "3.png", data / "a" / "copy.png")
     found = [row["found"] for row in examined(folder, data, capsys)]
+    assert any(
+        line.startswith("1 also in the folder of another class: b/3.png (the same as a/copy.png")
+        for line in found
+    )
     assert "a/again.png: rather b: nearly the same picture as b/1.png, which is labelled b" in found
 
 
