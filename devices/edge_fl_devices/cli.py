@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -35,6 +35,8 @@ from edge_fl_devices.simulated.cli import up
 
 if TYPE_CHECKING:
     from edge_fl_devices.child import Children
+    from edge_fl_devices.config import DeviceConfig
+    from edge_fl_devices.doctor import DeviceCheck
     from edge_fl_devices.remote.applied_settings import RemoteSettings
     from edge_fl_devices.serving.predict import Prediction
 
@@ -49,7 +51,9 @@ def register(app: App) -> None:
     device.add(predict, "edge-fl device predict photo.jpg --top 3")
     device.add(status, "edge-fl device status")
     device.add(
-        doctor, "edge-fl device doctor\nedge-fl device doctor --id pi-07 --host laptop.local --data pictures"
+        doctor,
+        "edge-fl device doctor\nedge-fl device doctor --labels\n"
+        "edge-fl device doctor --id pi-07 --host laptop.local --data pictures",
     )
     fleet = app.group("fleet", "Many devices: simulate, list, enrol and revoke them.", "Fleet")
     fleet.add(up, "edge-fl fleet up --head-only 8 --full 4 --until-idle")
@@ -161,7 +165,13 @@ def _with_progress(reading: Iterator[Prediction]) -> Iterator[Prediction]:
             print_status(f"{number:,} samples predicted so far")
 
 
-def doctor(device: DeviceOptions, format: FormatOption = Format.TABLE) -> None:
+def doctor(
+    device: DeviceOptions,
+    labels: Annotated[
+        bool, option("--labels", "Only examine the labels: probably wrong ones, near duplicates, few labels.")
+    ] = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
     """Check this device for problems and show what to do about them; exit code 1 if a check failed.
 
     Without a file its settings are those that the board was flashed with, or with which its agent last ran.
@@ -170,7 +180,7 @@ def doctor(device: DeviceOptions, format: FormatOption = Format.TABLE) -> None:
     from edge_fl_devices.remote.applied_settings import RemoteSettings
 
     settings = RemoteSettings(*device.of_agent())
-    results = run_checks(settings.config, print_status)
+    results = list(_label_checks(settings.config)) if labels else run_checks(settings.config, print_status)
     columns: Columns = {
         "check": "check",
         "state": "state",
@@ -181,6 +191,36 @@ def doctor(device: DeviceOptions, format: FormatOption = Format.TABLE) -> None:
     sys.stdout.flush()
     if failed := [result.check for result in results if result.state == "failed"]:
         raise RunError(f"{', '.join(failed)}: failed; the table lists the remedies")
+
+
+def _label_checks(config: DeviceConfig) -> Iterator[DeviceCheck]:
+    """A result for each label to look at and each remark on a class, and one for all labels."""
+    from edge_fl.errors import EdgeFLError, NoLabelsError
+    from edge_fl_devices.doctor import DeviceCheck
+    from edge_fl_devices.workers import label_examination
+
+    print_status("examining labels")
+    try:
+        found, names, classes = label_examination.of_device(config)
+    except (EdgeFLError, OSError, MemoryError) as error:
+        waits = isinstance(error, NoLabelsError | label_examination.NoReleaseError)
+        remedy = (
+            "label some on the label page"
+            if waits
+            else "edge-fl device doctor, which checks data and release"
+        )
+        yield DeviceCheck("labels", "skipped" if waits else "failed", str(error), remedy)
+        return
+    for each in found.labels:
+        likely = classes[each.likely]
+        remedy = (
+            f"look at it; if it is {likely}, move it there, and the label page remembers that it is right"
+        )
+        yield DeviceCheck("label", "warning", f"{names[each.file]}: rather {likely}: {each.why}", remedy)
+    for remark in found.remarks:
+        yield DeviceCheck("class", "warning", remark, "see docs/teach-a-device.md, section Labels to look at")
+    state: Literal["ok", "warning"] = "warning" if found.labels else "ok"
+    yield DeviceCheck("labels", state, found.words, "look at those above" if found.labels else "")
 
 
 def status(folder: ExistingFolder = DEVICE_FOLDER, format: FormatOption = Format.TABLE) -> None:

@@ -45,6 +45,7 @@ __all__ = [
     "Nearest",
     "Svm",
     "Tuned",
+    "canonical_order",
     "find",
     "fit",
     "fitted",
@@ -169,10 +170,7 @@ def training_set(
     """
     z, y = np.asarray(z, np.float32), np.asarray(y)
     _require_fittable(z, y, classes, empty=bool(plan.fleet))
-    order = sorted(
-        range(len(y)),
-        key=lambda row: (int(y[row]), hashlib.blake2b(z[row].tobytes(), digest_size=16).digest()),
-    )
+    order = canonical_order(z, y)
     given = np.empty(0, np.int64) if groups is None else np.asarray(groups, np.int64)
     counted = np.empty(0) if importance is None else np.asarray(importance, np.float64)
     return TrainingSet(
@@ -189,6 +187,14 @@ def training_set(
         np.empty((0, z.shape[1]), np.float32) if unlabelled is None else np.asarray(unlabelled, np.float32),
         closed,
         counted[order] if len(counted) else counted,
+    )
+
+
+def canonical_order(z: Array, y: Array) -> list[int]:
+    """The order of samples z float32 [n, d] with class ids y [n] in a `training_set`, whatever order they come in."""
+    return sorted(
+        range(len(y)),
+        key=lambda row: (int(y[row]), hashlib.blake2b(z[row].tobytes(), digest_size=16).digest()),
     )
 
 

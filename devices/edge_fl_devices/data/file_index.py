@@ -161,12 +161,17 @@ def groups_of(
 
     side: the shorter side in pixels of pictures without an origin.
     """
-    thumbs = np.frombuffer(b"".join(each.thumbnail for each in facts), "u1").reshape(-1, grouping.SIDE**2)
     known = [each.origin for each in facts if each.origin]
-    sides = [each.side for each in known] or [side] * len(facts)
-    alike = grouping.near_duplicates(thumbs, grouping.nearness(np.array(sides)))
+    alike = near_duplicates(facts, side)
     files = _numbers(_recordings(facts) if kind in RECORDED else [])
     return grouping.joined(alike, grouped(known), files, grouping.alone() if given is None else given)
+
+
+def near_duplicates(facts: Sequence[SampleFacts], side: int = 0) -> Groups:
+    """Which samples are nearly the same picture, or parts of a chain of such ones; `side` as of `groups_of`."""
+    thumbs = np.frombuffer(b"".join(each.thumbnail for each in facts), "u1").reshape(-1, grouping.SIDE**2)
+    sides = [each.origin.side for each in facts if each.origin] or [side] * len(facts)
+    return grouping.near_duplicates(thumbs, grouping.nearness(np.array(sides)))
 
 
 def _recordings(facts: Sequence[SampleFacts]) -> list[bytes]:

@@ -38,12 +38,13 @@ LoadData = Callable[[tuple[str, ...], InputSpec], ClientData]
 class SampleStream:
     """Iterate over it once, completely, or over what it `read`s; afterwards `labels`, `sets` and `report` are known.
 
-    labels: class ids int64 [n] in the order of reading. files [n]: keys of their files, b"" for samples of arrays. groups: which samples
-    belong together [n], empty if all are alone. sets: the rows of the three sets in that order. `where` begins the messages of errors,
-    `remember` completes the report.
+    labels: class ids int64 [n] in the order of reading. facts [n]: what is known of each sample. files [n]: keys of their
+    files, b"" for samples of arrays. groups: which samples belong together [n], empty if all are alone. sets: the rows of the three sets in
+    that order. `where` begins the messages of errors, `remember` completes the report.
     """
 
     labels: Labels
+    facts: list[SampleFacts]
     files: list[bytes]
     groups: Groups
     sets: Sets
@@ -97,7 +98,7 @@ class SampleStream:
             labels.append(batch.y)
             yield batch
         self.labels = np.concatenate(labels)
-        self.files = [each.file for each in facts]
+        self.facts, self.files = facts, [each.file for each in facts]
         self.groups = groups_of(facts, content.side, content.groups, content.kind)
         if content.sizes is None:  # the first sample of a recording decides on its set
             times = [

@@ -29,7 +29,7 @@ from edge_fl.modalities import kind_of
 from edge_fl.modalities.limits import FULL_BITS
 from edge_fl_devices.config import POOL
 from edge_fl_devices.data import location
-from edge_fl_devices.data.file_index import Origin, SampleFacts, groups_of
+from edge_fl_devices.data.file_index import Origin, SampleFacts, groups_of, near_duplicates
 
 KEY_BYTES, LEFT_BYTES = 16, 4
 NO_RECORDING = bytes(KEY_BYTES)
@@ -145,6 +145,15 @@ def of_pool(folder: Path, extractor: str, dim: int, bits: int = 0) -> Features:
 
 def read_groups(path: Path, dim: int, rows: Rows, kind: Kind = "picture") -> Groups:
     """Read which samples of these rows belong together: groups [n], empty if all are alone."""
+    return groups_of(_facts(path, dim, rows, kind), kind=kind)
+
+
+def read_near_duplicates(path: Path, dim: int, rows: Rows) -> Groups:
+    """Read which samples of these rows are nearly the same picture: groups [n], empty if none are."""
+    return near_duplicates(_facts(path, dim, rows, "picture"))
+
+
+def _facts(path: Path, dim: int, rows: Rows, kind: Kind) -> list[SampleFacts]:
     facts = []
     for each in _mapped(path, dim)[rows]:
         file = each["key"].tobytes()
@@ -155,7 +164,7 @@ def read_groups(path: Path, dim: int, rows: Rows, kind: Kind = "picture") -> Gro
         name = recording.hex() if recording != NO_RECORDING else ""
         origin = Origin(float(each["seconds"]), bool(each["certain"]), name, int(each["side"]))
         facts.append(SampleFacts(thumbnail=each["thumbnail"].tobytes(), origin=origin, file=file))
-    return groups_of(facts, kind=kind)
+    return facts
 
 
 def file_key(path: Path) -> bytes:

@@ -79,6 +79,14 @@ class LocalFeatureLoader:
         by_extractor = tuple(features.get(release.manifest.extractor.sha256) for release in releases)
         return LoadedFeatures(by_extractor, _fingerprint(first, importance), bits=first.stream.bits)
 
+    def labelled(self, release: InstalledRelease) -> tuple[FeatureSet, SampleStream]:
+        """The features of all labelled samples in the order of reading, and their stream, which was read. Raises DataError."""
+        manifest = release.manifest
+        found = self._extract([release], tuple(manifest.classes), manifest.input)
+        nothing = np.empty(0, np.int64)
+        sets = np.arange(len(found.keys)), nothing, nothing
+        return found.features(sets, np.empty(0))[manifest.extractor.sha256].train, found.stream
+
     def _extract(
         self, releases: Sequence[InstalledRelease], classes: tuple[str, ...], input: InputSpec
     ) -> _Extracted:

@@ -29,12 +29,13 @@ from edge_fl.data.grouping import alone
 from edge_fl.heads import Cosine, HeadPlan, Logistic, Nearest
 from edge_fl.heads.auto import AUTO
 from edge_fl.heads.head import Array
+from edge_fl.heads.label_doctor import Examination
 from edge_fl.heads.linear import direction
 from edge_fl.inputs import Kind
 from edge_fl.seeds import generator
 from edge_fl_devices.child import decode, encode, serve
 from edge_fl_devices.features import feature_rows
-from edge_fl_devices.workers import head_updates
+from edge_fl_devices.workers import head_updates, label_examination
 from edge_fl_devices.workers.class_statistics import StatisticsOffers
 from edge_fl_devices.workers.head_fitting import FitData, FitSpec, FittedHead, fit_here
 
@@ -119,6 +120,16 @@ class Grouping(Struct, frozen=True, tag="group"):
     kind: Kind
 
 
+class LabelExamination(Struct, frozen=True, tag="examine"):
+    """Examine the labels of a fit's rows, which are of files with these `counts` [f] of samples and `names`."""
+
+    fit: ImmediateFit
+    counts: Array
+    names: list[str]
+    classes: list[str]
+    kind: Kind
+
+
 class Ordering(Struct, frozen=True, tag="order"):
     """Order unlabelled files by their rows of a file of features [n, dim], given the labelled rows and the current head, if any.
 
@@ -152,12 +163,25 @@ def adapts_fleet(kind: str, plan: HeadPlan) -> bool:
 
 def fit(request: ImmediateFit) -> FittedHead:
     """Fit and calibrate a head. Raises DataError, ArtefactError."""
+    spec = replace(request.spec, calibrate=True, budget_s=CALIBRATION_S)
+    return FittedHead.of(fit_here(spec, _data(request)))
+
+
+def examine(request: LabelExamination) -> Examination:
+    """Examine labels. Raises DataError, ArtefactError."""
+    fit, duplicates = request.fit, alone()
+    if request.kind == "picture":
+        duplicates = feature_rows.read_near_duplicates(Path(fit.file), fit.dim, fit.rows)
+    files = np.repeat(np.arange(len(request.counts)), request.counts)
+    return label_examination.examine(fit.spec, _data(fit), files, request.names, request.classes, duplicates)
+
+
+def _data(request: ImmediateFit) -> FitData:
     z = feature_rows.read(Path(request.file), request.dim, request.rows)
     extras = head_updates.read_extras({name: Path(path) for name, path in request.extras.items()})
     extras = StatisticsOffers(Path(request.folder)).without_own(extras, request.spec.extractor)
-    spec = replace(request.spec, calibrate=True, budget_s=CALIBRATION_S)
     unlabelled = feature_rows.read(Path(request.file), request.dim, request.unlabelled)
-    data = FitData(
+    return FitData(
         z,
         request.y,
         extras,
@@ -165,7 +189,6 @@ def fit(request: ImmediateFit) -> FittedHead:
         unlabelled=unlabelled,
         importance=request.importance,
     )
-    return FittedHead.of(fit_here(spec, data))
 
 
 def order(request: Ordering) -> Array:
@@ -189,11 +212,13 @@ def _means(of_samples: Features, counts: Array) -> Features:
 
 
 def _respond(payload: bytes) -> bytes:
-    match decode(payload, ImmediateFit | Grouping | Ordering):  # type: ignore[arg-type]
+    match decode(payload, ImmediateFit | Grouping | LabelExamination | Ordering):  # type: ignore[arg-type]
         case ImmediateFit() as request:
             return encode(fit(request))
         case Grouping(file, dim, rows, kind):
             return encode(feature_rows.read_groups(Path(file), dim, rows, kind))
+        case LabelExamination() as request:
+            return encode(examine(request))
         case request:
             return encode(order(request))
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from edge_fl import modalities, threads
@@ -34,6 +35,7 @@ from edge_fl.files.folder import is_system
 from edge_fl.files.paths import text
 from edge_fl.heads import Head
 from edge_fl.heads.auto import Choice
+from edge_fl.heads.label_doctor import Examination, LabelToLookAt
 from edge_fl.inputs import Kind
 from edge_fl.modalities import ABOUT, UnusableFileError, kind_of_most
 from edge_fl.modalities.limits import UNKNOWN_DEPTH
@@ -44,6 +46,7 @@ from edge_fl_devices.data import first_guesses, load, sources
 from edge_fl_devices.data.decoding_marker import FATAL, DecodingMarker
 from edge_fl_devices.data.file_index import origin
 from edge_fl_devices.data.first_guesses import FirstGuesses
+from edge_fl_devices.data.right_labels import RightLabels
 from edge_fl_devices.data.sources import LabelledFolder
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.features.extractor import Extractor
@@ -55,7 +58,7 @@ from edge_fl_devices.workers.head_fitting import FitSpec, FittedHead
 from edge_fl_maker.capture.pools import Pool
 from edge_fl_maker.current_model import CurrentModel
 from edge_fl_maker.labelling import immediate
-from edge_fl_maker.labelling.immediate import Grouping, ImmediateFit, Ordering
+from edge_fl_maker.labelling.immediate import Grouping, ImmediateFit, LabelExamination, Ordering
 from edge_fl_maker.labelling.moves import FOLDER
 
 if TYPE_CHECKING:
@@ -72,6 +75,7 @@ MOST_ORDERED = 4000
 """Samples of the pool that are ordered at a time, those of the first files by name, which is random: the child's memory grows with them."""
 LEAST = 2
 """Labelled files without which no head is fitted, as by the agent, unless the release has a fleet's head."""
+EXAMINING = "examining the labels ..."
 Files = dict[bytes, Path]
 """Files by their keys."""
 
@@ -91,6 +95,31 @@ class LearnerProgress:
     single: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
     problem: str = ""
+
+
+@dataclass(frozen=True)
+class DoubtedLabel:
+    """A labelled file to look at: its path in the folder of the data, its version as of a file to label, its class, the one that it rather
+    is, and why, in words.
+    """
+
+    name: str
+    version: str
+    class_name: str
+    likely: str
+    why: str
+
+
+@dataclass(frozen=True)
+class ExaminedLabels:
+    """Labels to look at, the most probably wrong ones first; what was found, in words, and remarks on classes."""
+
+    labels: tuple[DoubtedLabel, ...] = ()
+    words: str = ""
+    remarks: tuple[str, ...] = ()
+
+
+NOT_EXAMINED = ExaminedLabels()
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +143,8 @@ class Learner:
         self, config: DeviceConfig, data: Path, model: CurrentModel, pool: Pool, lock: threading.Lock
     ) -> None:
         self.progress, self.counts = LearnerProgress(), dict[str, int]()
-        self.guesses = FirstGuesses(Path(config.folder))
+        self.guesses, self.right = FirstGuesses(Path(config.folder)), RightLabels(Path(config.folder))
+        self.examined, self._is_wanted = NOT_EXAMINED, False
         self._config, self._data, self._model, self._pool, self._lock = config, data, model, pool, lock
         self._store = Store(Path(config.folder))
         self._children = Children(immediate.MODULE, "labelling", keep=True)
@@ -151,6 +181,17 @@ class Learner:
     def look(self) -> None:
         """Look for changes at once: a file was labelled, put back or added."""
         self._changed.set()
+
+    def examine(self) -> None:
+        """Examine the labels soon: `examined`."""
+        self._is_wanted = True
+        self.examined = ExaminedLabels(words=EXAMINING)
+        self.look()
+
+    @property
+    def data(self) -> Path:
+        """The folder of the classes."""
+        return self._data
 
     @property
     def kind(self) -> Kind:
@@ -264,6 +305,9 @@ class Learner:
         y = {key: label for key, label in y.items() if key in release.rows}
         unlabelled = self._unlabelled()
         self._learn(y, unlabelled, release)
+        if self._is_wanted:
+            self._is_wanted = False
+            self._examine(y, release)
         if self._extract(unlabelled, release):
             self._sort(
                 {key: path.name for key, path in unlabelled.items() if key in release.rows}, [*y], release
@@ -415,6 +459,37 @@ class Learner:
         self._learned = fingerprint
         self._show(fits=self.progress.fits + 1)
 
+    def _examine(self, y: dict[bytes, int], release: _Release) -> None:
+        """Look for labels that are probably wrong, among those of the files `y`."""
+        manifest, paths = release.manifest, dict[bytes, Path]()
+        for path, _ in self._scan(manifest).files:
+            with suppress(FileNotFoundError):  # moved at this moment
+                paths[file_key(path)] = path.relative_to(self._data)
+        y = {key: label for key, label in y.items() if key in paths}
+        names = [text(paths[key]) for key in y]
+        fit = self._request(y, np.empty(0, np.int64), self._groups([*y], release), release)
+        counts, kind = release.rows.counts(y), manifest.input.kind
+        request = LabelExamination(fit, counts, names, list(manifest.classes), kind)
+        try:
+            found = decode(self._ask(request, _fingerprint(y)), Examination)
+        except EdgeFLError as error:
+            self.examined = ExaminedLabels(words=f"labels were not examined: {error}")
+            return
+        files, classes = [*y], manifest.classes
+
+        def label(each: LabelToLookAt) -> DoubtedLabel:
+            key = files[each.file]
+            name = os.fspath(paths[key])
+            return DoubtedLabel(name, key.hex(), classes[y[key]], classes[each.likely], each.why)
+
+        left = [
+            each
+            for each in found.labels
+            if (files[each.file], classes[y[files[each.file]]]) not in self.right
+        ]
+        found = structs.replace(found, labels=left)
+        self.examined = ExaminedLabels(tuple(map(label, left)), found.words, tuple(found.remarks))
+
     def _prepare_fleet(self, release: _Release) -> None:
         """Keep the fleet's head alone, whose guesses are recorded, too; none if it does not fit."""
         key = f"{release.extractor.sha256} {release.manifest.release}"
@@ -464,7 +539,7 @@ class Learner:
             self._grouped = state, decode(self._ask(request, state), np.ndarray)
         return self._grouped[1]
 
-    def _ask(self, request: ImmediateFit | Grouping | Ordering, state: object) -> bytes:
+    def _ask(self, request: ImmediateFit | Grouping | LabelExamination | Ordering, state: object) -> bytes:
         """Return the child's response. A child that a signal ended KILLS times is not asked again before `state` is another one."""
         kind = type(request)
         known, killed = self._killed.get(kind, (state, []))

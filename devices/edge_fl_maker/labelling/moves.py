@@ -3,7 +3,8 @@
     DATA/CLASS/NAME                   a labelled file: a hard link or a flushed copy of the pool's file, which is then removed
     FOLDER/labelling/discarded/NAME   a discarded file, kept for an undo; deleted at the next start, and beyond KEPT_DISCARDED
 
-A lock serialises all changes, of other processes too. A file that a power cut left in both places counts as labelled (`settle`).
+A lock serialises all changes, of other processes too. A file that a power cut left in both places counts as labelled (`settle`);
+one that it left in two classes, while it was moved from one to the other, counts once, and is named as a copy.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from edge_fl.data.class_names import LONGEST, flaw
@@ -67,6 +69,28 @@ class Moves:
             self._pool.restore(path.name, content)
             path.unlink(missing_ok=True)
             atomic.flush_to_disk(path.parent)
+
+    def relabel(self, path: Path, class_name: str, name: str = "") -> Path:
+        """Move a labelled file to the folder of another class, under its own name or `name`; return its new path.
+
+        Where another file has this name, a number is added.
+        """
+        _require_class_name(class_name)
+        with locked(self._folder):
+            wanted = self._class_folder(class_name) / (name or path.name)
+            numbered = (wanted.with_stem(f"{wanted.stem}-{number}") for number in count(2))
+            target = wanted if not wanted.exists() else next(each for each in numbered if not each.exists())
+            make_folder(target.parent)
+            try:
+                atomic.link(path, target)
+            except FileNotFoundError as error:
+                raise DataError(
+                    f"{text(path.name)}: moved or deleted since, expected in {text(path.parent.name)}",
+                    NOTHING,
+                ) from error
+            path.unlink(missing_ok=True)
+            atomic.flush_to_disk(path.parent)
+        return target
 
     def add_class(self, name: str, known: Iterable[str] = ()) -> None:
         """Create the folder of a class.

@@ -1,12 +1,15 @@
 """The service of a device: predictions and, where its data are a folder, capture and the label page with its JSON API.
 
-    GET  /label, /label.css, /label.js          the page; public, it contains nothing of the device
+    GET  /label, /label*.css, /label*.js        the page; public, it contains nothing of the device
     POST /api/label/enter                       the token as bearer token -> a cookie, so that files can be shown
     GET  /api/label/view?client=ID              -> View
     GET  /api/label/preview?name=NAME           -> the picture, or the curves or the spectrogram of a recording
     GET  /api/label/sound?name=NAME             -> the recording as WAV
     POST /api/label/label                       {client, name, version, class_name} -> ActionDone
     POST /api/label/skip, /api/label/discard    {client, name, version} -> ActionDone
+    POST /api/label/examine                     {client} -> View: labels are examined, and a later view has those to look at
+    POST /api/label/correct                     {client, name, version, class_name} -> ActionDone, of a label to look at
+    POST /api/label/approve                     {client, name, version} -> ActionDone: the label is right
     POST /api/label/undo                        {client, action} -> View
     POST /api/label/class                       {client, name} -> View
     POST /frame?source=NAME                     a file, also as form data -> Added: it is in the pool
@@ -51,6 +54,7 @@ FILES = {
     "/label": ("label.html", "text/html; charset=utf-8"),
     "/label.css": ("label.css", "text/css; charset=utf-8"),
     "/label.js": ("label.js", "text/javascript; charset=utf-8"),
+    "/label_doubts.js": ("label_doubts.js", "text/javascript; charset=utf-8"),
 }
 MEDIA_TYPES = {".jpg": "image/jpeg", ".png": "image/png"}
 SAFE = {
@@ -122,6 +126,9 @@ def routes(session: LabelSession, capture: Capture, access: HttpAccess, lock: th
         ("POST", "/api/label/skip"): act(session.skip),
         ("POST", "/api/label/discard"): act(session.discard),
         ("POST", "/api/label/undo"): act(session.undo),
+        ("POST", "/api/label/examine"): act(session.examine),
+        ("POST", "/api/label/correct"): act(session.correct),
+        ("POST", "/api/label/approve"): act(session.approve),
         ("POST", "/api/label/class"): act(session.add_class),
         ("POST", "/frame"): Route(frame, own_page=True, program=True),
     }

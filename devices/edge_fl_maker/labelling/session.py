@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 
 from edge_fl import errors
 from edge_fl.data import grouping
+from edge_fl.data.class_names import class_of
 from edge_fl.errors import ArtefactError, DataError
 from edge_fl.heads.probability_calibration import LEAST_MEASURED, Calibration
 from edge_fl.heads.wording import MeasuredAccuracy
@@ -28,7 +30,14 @@ from edge_fl_devices.data.record import MOST_NAMED
 from edge_fl_devices.features.feature_rows import file_key
 from edge_fl_devices.serving.predict import ClassCandidate
 from edge_fl_maker.capture.pools import Pool
-from edge_fl_maker.labelling.learner import Learner, LearnerProgress
+from edge_fl_maker.labelling.learner import (
+    EXAMINING,
+    NOT_EXAMINED,
+    DoubtedLabel,
+    ExaminedLabels,
+    Learner,
+    LearnerProgress,
+)
 from edge_fl_maker.labelling.moves import NOTHING, Moves, shortened
 
 OFFER_S = 60.0
@@ -41,6 +50,8 @@ RANDOM_EVERY = 3
 """One of so many files is offered at random, not because it is informative."""
 DRAWN = 4
 """Files that are drawn ahead."""
+MOST_DOUBTED = 12
+"""Labels to look at that are shown at a time."""
 
 
 @dataclass
@@ -145,6 +156,7 @@ class View:
 
     first_guesses: how many files were classified correctly before they were labelled, or "". contradiction: whether labels contradict
     the fleet's head, or "".
+    examined: what was found about the labels when a person asked last, those left out that were moved, deleted or called right since.
     upcoming: the files after this one, to load ahead. waiting: labelled files whose features are still to be computed. problem: why
     the last label was not learned, or "". kind: what is labelled, and word: what a file of that is called. forecast: what more labels are
     expected to add, and the class that is right least often, or "".
@@ -173,6 +185,7 @@ class View:
     kind: Kind = "picture"
     word: str = "picture"
     forecast: str = ""
+    examined: ExaminedLabels = NOT_EXAMINED
 
 
 @dataclass(frozen=True)
@@ -194,7 +207,7 @@ class NewClass:
 
 @dataclass(frozen=True)
 class _Action:
-    kind: Literal["label", "skip", "discard"]
+    kind: Literal["label", "skip", "discard", "correct", "approve"]
     name: str
     path: Path | None = None
     key: bytes = b""
@@ -253,13 +266,31 @@ class LabelSession:
             kind,
             word_of(kind),
             predictor.forecast if predictor else "",
+            self._examined(),
         )
+
+    def examine(self, client: str) -> View:
+        """Look for labels that are probably wrong; a later view has them."""
+        self.learner.examine()
+        return self.view(client)
+
+    def correct(self, client: str, name: str, version: str, class_name: str) -> ActionDone:
+        """Move a doubted label's file to another class. Raises as `label`, also for a file that was changed since."""
+        self._require_class(class_name)
+        path, _ = self._doubted(name, version)
+        moved = self.moves.relabel(path, class_name)
+        self._guess_of(moved, class_name)
+        return self._done(client, _Action("correct", name, moved))
+
+    def approve(self, client: str, name: str, version: str) -> ActionDone:
+        """Remember that a doubted label is right. Raises as `correct`."""
+        _, found = self._doubted(name, version)
+        self.learner.right.add(bytes.fromhex(found.version), found.class_name)
+        return self._done(client, _Action("approve", name, key=bytes.fromhex(found.version)))
 
     def label(self, client: str, name: str, version: str, class_name: str) -> ActionDone:
         """Label a file. Raises DataError if there is no such class or file, ArtefactError for a full disk."""
-        if class_name not in self.learner.counts:
-            known = ", ".join(self.learner.counts) or "none yet"
-            raise DataError(f"class {class_name[:100]!r}: expected one of {known}", NOTHING)
+        self._require_class(class_name)
         self._require_on_screen(client, name, version)
         guess = self._guess(name, bytes.fromhex(version), class_name)
         path = self.moves.label(name, class_name)
@@ -287,6 +318,8 @@ class LabelSession:
             found = self._actions.get(action)
         if found is None:
             raise DataError("undo: too long ago, or undone already", NOTHING)
+        if found.kind in ("correct", "approve"):
+            return self._undone(client, action, found)
         if found.path:
             self.moves.put_back(found.path)
         if found.key:
@@ -311,10 +344,62 @@ class LabelSession:
 
     def file(self, name: str, version: str) -> Path:
         """Return the path of a file. Raises DataError if it is gone, or is another one than `version`, unless that is ""."""
+        if name in {each.name for each in self.learner.examined.labels}:
+            return self._doubted(name, version)[0]
         path = self.pool.path(name)
         if version not in ("", self._version(name)):
             raise DataError(f"{name}: the file was changed since it was offered", NOTHING)
         return path
+
+    def _undone(self, client: str, action: str, found: _Action) -> View:
+        """Undo a corrected or an approved label."""
+        before = Path(found.name)
+        if found.path:
+            self._guess_of(
+                self.moves.relabel(found.path, before.parent.name, before.name), before.parent.name
+            )
+        else:
+            self.learner.right.undo(found.key, class_of(before.parent.name))
+        with self._lock:
+            self._actions.pop(action, None)
+        self.learner.count()
+        self.learner.look()
+        return self.view(client)
+
+    def _examined(self) -> ExaminedLabels:
+        """What was found about labels, as far as it still holds."""
+        found = self.learner.examined
+        if found.words == EXAMINING and not self.learner.progress.release:
+            return replaced(found, words="labels are examined once there is a release")
+        return replaced(found, labels=tuple(filter(self._holds, found.labels))[:MOST_DOUBTED])
+
+    def _holds(self, label: DoubtedLabel) -> bool:
+        """Whether a doubted label's file is still the same, and nobody has called it right."""
+        key = bytes.fromhex(label.version)
+        with suppress(OSError):
+            is_same = file_key(self.learner.data / label.name) == key
+            return is_same and (key, label.class_name) not in self.learner.right
+        return False
+
+    def _doubted(self, name: str, version: str) -> tuple[Path, DoubtedLabel]:
+        """The file of a doubted label. Raises DataError unless it is still as it was examined."""
+        for each in self.learner.examined.labels:
+            if each.name == name and version in ("", each.version) and self._holds(each):
+                return self.learner.data / name, each
+        raise DataError(
+            f"{name[:100]}: not among the labels to look at; changed, moved or called right since", NOTHING
+        )
+
+    def _guess_of(self, path: Path, class_name: str) -> None:
+        """Let the first guess of a file count against its new class."""
+        with suppress(OSError, ArtefactError):
+            if row := self.learner.guesses.rows.get(file_key(path)):
+                self.learner.guesses.add(replace(row, label=class_name))
+
+    def _require_class(self, class_name: str) -> None:
+        if class_name not in self.learner.counts:
+            known = ", ".join(self.learner.counts) or "none yet"
+            raise DataError(f"class {class_name[:100]!r}: expected one of {known}", NOTHING)
 
     def _offer(self, client: str, order: Sequence[str]) -> tuple[Upcoming, ...]:
         """Return the next files of a client, those left out that are deleted at this moment."""

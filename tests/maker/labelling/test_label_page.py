@@ -102,6 +102,38 @@ def test_fifty_pictures_by_keyboard_take_one_key_each(browser: Any, tmp_path: Pa
         keep(visit.page, "label-page.png")
 
 
+def test_a_wrong_label_is_corrected_taken_back_and_called_right_with_one_key_each(
+    browser: Any, tmp_path: Path
+) -> None:
+    config = device(tmp_path)
+    for label, number in np.ndindex(len(CLASSES), 8):
+        name = "leaf" if (label, number) == (0, 0) else CLASSES[label]
+        path = tmp_path / "images" / name / f"{label}-{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(fruit.fruit(label, number))
+    wrong, right = tmp_path / "images/leaf/0-0.png", tmp_path / "images/apple/0-0.png"
+    with desk(config) as site, visiting(browser, site.home, width=1280) as visit:
+        site.learned()
+        visit.go("/label", wait_for="#examine")
+        visit.page.keyboard.press("l")
+        first = "#doubts li:first-child"
+        visit.page.wait_for_selector(first + " button:enabled")
+        assert visit.page.text_content(first + " p").startswith("leaf, rather apple: ")
+        assert visit.page.eval_on_selector(first + " img", "each => each.naturalWidth") == 240
+        keep(visit.page, "label-doubts.png")
+        visit.page.keyboard.press("f")
+        visit.page.wait_for_selector("#message:text-is('Now apple')")
+        assert right.exists() and not wrong.exists()
+        visit.page.keyboard.press("u")
+        visit.page.wait_for_selector("#message:text-is('Undone: Now apple')")
+        assert wrong.exists() and not right.exists()
+        visit.page.wait_for_selector(first + " button:enabled")
+        assert visit.page.text_content(first + " p").startswith("leaf, rather apple: ")
+        visit.page.keyboard.press("r")
+        visit.page.wait_for_selector("#message:text-is('Right: leaf')")
+        assert wrong.exists() and "leaf, rather apple" not in visit.page.text_content("#doubts")
+
+
 def test_fifty_pictures_by_touch_on_a_phone(browser: Any, tmp_path: Path) -> None:
     config = device(tmp_path)
     truth = fill(config, 12)

@@ -153,6 +153,7 @@ function draw() {
   $("rule").textContent = outside.length
     ? "Dashed: no class of release " + view.release + ". Its " + view.word + "s stay in the folder of this name and are learned once a release names the class."
     : "";
+  drawDoubts();
   $("status").textContent = status();
   $("status").classList.toggle("problem", Boolean(view.problem));
 }
@@ -325,7 +326,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && event.repeat) return event.preventDefault();  // it would press a focused button again and again
   if (event.key === "Escape") return close();
   if (!$("new").hidden || event.ctrlKey || event.metaKey || event.altKey || !view) return;
-  const buttons = { s: "skip", d: "discard", u: "undo", n: "add" };
+  const buttons = { s: "skip", d: "discard", u: "undo", n: "add", l: "examine" };
   if (event.key.toLowerCase() === "p" && $("sound").src) {
     $("sound")[$("sound").paused ? "play" : "pause"]();
   } else if (event.key === "Enter" && event.target.tagName !== "BUTTON") {
@@ -339,6 +340,8 @@ document.addEventListener("keydown", (event) => {
     draw();
   } else if (buttons[event.key.toLowerCase()]) {
     pressOnce(event, $(buttons[event.key.toLowerCase()]));
+  } else if (doubtButton(event.key)) {
+    pressOnce(event, doubtButton(event.key));
   } else return;
   event.preventDefault();
 });
