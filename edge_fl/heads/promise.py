@@ -99,7 +99,9 @@ class Promise:
         """The set [C] of several samples of one class, with logits [n, C], by the mean of their probabilities."""
         p = _probabilities(logits.astype(np.float64) / self.temperature).mean(axis=0)
         with np.errstate(divide="ignore"):
-            return self.sets((np.log(p) * self.temperature)[None], promise)[0]
+            found = self.sets((np.log(p) * self.temperature)[None], promise)
+        row: NDArray[np.bool_] = found[0]
+        return row
 
     def to_arrays(self) -> dict[str, Array]:
         """Arrays by name (`from_arrays` is the inverse)."""

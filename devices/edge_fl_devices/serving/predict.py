@@ -220,8 +220,8 @@ class Predictor:
         )
         inside = tuple(self.manifest.classes[id] for id in order if possible[id])
         best, status = top[0], self._status(len(inside), distance)
-        found = (best.class_id, best.label) if status == "answered" else (None, None)
-        return Prediction(name, *found, best.probability, status, distance, top, inside, self._set_promise)
+        id, label = (best.class_id, best.label) if status == "answered" else (None, None)
+        return Prediction(name, id, label, best.probability, status, distance, top, inside, self._set_promise)
 
     @property
     def _set_promise(self) -> float:

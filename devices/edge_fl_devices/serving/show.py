@@ -51,10 +51,10 @@ def print_promise(predictor: Predictor, found: Sequence[Prediction] = ()) -> Non
     if not predictor.promise:
         return
     scenes = predictor.calibration.scenes
-    basis = f"{scenes} own labels and the fleet's" if scenes else "the fleet's alone"
+    basis = f"from {scenes} own labels" if scenes else "without own labels, from those of other devices alone"
     answered = sum(prediction.status == "answered" for prediction in found)
     here = f"; answered {answered} of {len(found)}" if found else ""
-    print_status(f"promise {predictor.promise:g}: the set has the right class; it rests on {basis}{here}")
+    print_status(f"promise {predictor.promise:g}: the set has the right class; {basis}{here}")
 
 
 def _flat(row: dict[str, object]) -> dict[str, object]:
