@@ -3,6 +3,11 @@
 import numpy as np
 import pytest
 
+from edge_fl import heads
+from edge_fl.heads import promise, training_set
+from edge_fl.heads.fleet import FLEET
+from edge_fl.heads.plan import HeadPlan
+from edge_fl.heads.probability_calibration import of_estimate
 from edge_fl.wire import tensors
 from edge_fl_server.release import fleet_head
 
@@ -75,3 +80,39 @@ def test_features_that_differ_tenfold_in_scale_give_the_same_head() -> None:
     z = clients(1)[0][0]
     expected = z @ plain["weight"].T + plain["bias"]
     assert (z * scale) @ scaled["weight"].T + scaled["bias"] == pytest.approx(expected, abs=0.05)
+
+
+def test_devices_are_told_how_wrong_the_fleets_probabilities_are() -> None:
+    extra = tensors.unpack(fleet_head.of_features(clients(1), CLASSES).payload)[fleet_head.fleet.FLEET]
+    for labels in (False, True):
+        found = promise.received(extra, labels)
+        assert found is not None and found.sum() > 100
+    alone = extra[promise.SURVIVALS][0]  # of the other half's clients, each with classes of its own
+    assert (
+        promise.histogram(np.full(1, 0.5))[:20].sum() == 1
+        and alone[int(np.log(10) * 8) :].sum() > 0.15 * alone.sum()
+    )
+
+
+def test_sets_of_a_client_whom_the_fleet_has_not_seen_keep_their_promise() -> None:
+    covered, without = [], []
+    for number in range(CLIENTS):
+        others = clients(1.5)
+        z, y = others.pop(number)
+        extra = fleet_head.of_features(others, CLASSES)
+        extras = tensors.unpack(extra.payload)
+        plan = HeadPlan(fleet=fleet_head.fleet.FLEET, shares=extra.shares)
+        for known, shares in (
+            (extras, covered),
+            ({FLEET: {k: v for k, v in extras[FLEET].items() if k != promise.SURVIVALS}}, without),
+        ):
+            data = training_set(z[:0], y[:0], CLASSES, False, plan=plan, extras=known, unlabelled=z[:60])
+            estimate = heads.estimated("logistic", data)
+            sets = of_estimate(estimate, data).promise.sets(estimate.head.logits(z[60:]), 0.9)
+            shares.append(sets[np.arange(len(sets)), y[60:]].mean())
+    assert np.mean(covered) >= 0.88 > np.mean(without)
+
+
+def test_one_client_tells_nothing_about_probabilities() -> None:
+    extra = tensors.unpack(fleet_head.of_features(clients(1)[:1], CLASSES).payload)[FLEET]
+    assert promise.SURVIVALS not in extra
