@@ -24,9 +24,6 @@ from edge_fl.files.folder import unusable, walk
 from edge_fl.files.npz import Array
 from edge_fl.files.paths import text
 from edge_fl.heads import wording
-from edge_fl.heads.fleet import Adapted
-from edge_fl.heads.head import Head
-from edge_fl.heads.probability_calibration import Calibration
 from edge_fl.inputs import InputSpec
 from edge_fl.modalities import ABOUT, UnusableFileError, kind_of
 from edge_fl.threads import ahead
@@ -62,7 +59,8 @@ class Prediction:
 
     status: "answered"; "unsure": the probability is below the threshold of the target precision; "unknown": the sample is further from the
     labelled ones than the false alarm rate allows. Unless answered, `class_id` and `label` are None; `top` holds the best classes in any
-    case, and `probability` is that of the best. distance: the share of the labelled samples that are nearer to the others than this one.
+    case, and `probability` is that of the best. distance: the share of the labelled samples that are nearer to the others than this one; 0
+    if the best class has no label.
     """
 
     name: str
@@ -84,8 +82,9 @@ class Predictor:
 
     With `remember` it stores the moments of the features it computes in the folder, where the agent checks them for drift. `top` is the
     number of classes in a prediction. `min_precision` and `false_alarm` are those of the device's settings unless given; the probability
-    that reaches the precision, or why none does, is `threshold`. `extractor` is used if it is that of the served model, which saves loading
-    it again. 16-bit pictures are scaled like those that the head was fitted on: from `bits`.
+    that reaches the precision, or why none does, is `threshold`, and the distance above which a sample is unknown `furthest`. `extractor`
+    is used if it is that of the served model, which saves loading it again. 16-bit pictures are scaled like those that the head was fitted
+    on: from `bits`.
     """
 
     def __init__(
@@ -116,9 +115,7 @@ class Predictor:
         answers = store.answers()
         self.min_precision = answers.min_precision if min_precision is None else min_precision
         self.threshold = self.calibration.threshold(self.min_precision)
-        self._furthest = 1 - (answers.false_alarm if false_alarm is None else false_alarm)
-        if _knows_more_than_the_labels(self.head, self.calibration):
-            self._furthest = 1.0
+        self.furthest = 1 - (answers.false_alarm if false_alarm is None else false_alarm)
         if extractor is None or extractor.sha256 != self.manifest.extractor.sha256:
             extractor = Extractor(self.extractor_path, self.manifest)
         self.extractor = extractor
@@ -136,6 +133,11 @@ class Predictor:
 
     def _probabilities(self, z: Features) -> NDArray[np.float32]:
         return self.calibration.probabilities(self.head.logits(z))
+
+    def _measured(self, z: Features) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Probabilities [N, classes], and how far the samples are from the labelled ones [N]."""
+        found = self._probabilities(z)
+        return found, self.calibration.percentiles(z, found.argmax(axis=1))
 
     def _features(self, x: Array) -> Features:
         input = self.manifest.input
@@ -188,13 +190,12 @@ class Predictor:
         self, z: Features, names: Sequence[str], top: int | None = None
     ) -> Iterator[Prediction]:
         """Predict from features z [N, d], each under its name, with `top` classes instead of the predictor's."""
-        rows = zip(names, self._probabilities(z), self.calibration.percentiles(z), strict=True)
-        for name, probabilities, distance in rows:
+        for name, probabilities, distance in zip(names, *self._measured(z), strict=True):
             yield self._prediction(name, float(distance), probabilities, top)
 
     def of_file(self, z: Features, name: str, top: int | None = None) -> Prediction:
         """Predict all samples z [n, d] of a file as one, by the means of their probabilities and distances."""
-        probabilities, distances = self._probabilities(z), self.calibration.percentiles(z)
+        probabilities, distances = self._measured(z)
         return self._prediction(name, float(distances.mean()), probabilities.mean(axis=0), top)
 
     def _prediction(
@@ -210,17 +211,9 @@ class Predictor:
         return Prediction(name, None, None, best.probability, status, distance, top)
 
     def _status(self, probability: float, distance: float) -> Status:
-        if distance > self._furthest:
+        if distance > self.furthest:
             return "unknown"
         return "answered" if probability >= self.threshold.probability else "unsure"
-
-
-def _knows_more_than_the_labels(head: Head, calibration: Calibration) -> bool:
-    """Whether the fleet's head knows classes without own labels, whose pictures are far from the labelled ones, and right all the same."""
-    if not len(calibration.fleet):
-        return False
-    possible = len(head.present) if isinstance(head, Adapted) else head.classes
-    return possible > len(calibration.means)
 
 
 def names_of(file: str, count: int, input: InputSpec) -> list[str]:
