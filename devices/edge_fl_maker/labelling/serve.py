@@ -9,6 +9,8 @@
     POST /api/label/skip, /api/label/discard    {client, name, version} -> ActionDone
     POST /api/label/undo                        {client, action} -> View
     POST /api/label/class                       {client, name} -> View
+    POST /api/label/suggestion                  {client, suggestion, class_name} -> ActionDone: all of its files are labelled
+    POST /api/label/dismiss                     {client, suggestion} -> View: its files are not suggested again
     POST /frame?source=NAME                     a file, also as form data -> Added: it is in the pool
 
 Pictures and recordings leave the device only as answers to a browser that may use this service.
@@ -45,6 +47,7 @@ from edge_fl_maker.http_server import HttpAnswer, HttpRequest, Route, Routes, Se
 from edge_fl_maker.labelling.learner import Learner
 from edge_fl_maker.labelling.moves import Moves
 from edge_fl_maker.labelling.session import LabelSession, word_of
+from edge_fl_maker.labelling.suggestions import Suggestions
 
 PAGE = Path(__file__).parent / "page"
 FILES = {
@@ -123,6 +126,8 @@ def routes(session: LabelSession, capture: Capture, access: HttpAccess, lock: th
         ("POST", "/api/label/discard"): act(session.discard),
         ("POST", "/api/label/undo"): act(session.undo),
         ("POST", "/api/label/class"): act(session.add_class),
+        ("POST", "/api/label/suggestion"): act(session.name_suggestion),
+        ("POST", "/api/label/dismiss"): act(session.dismiss_suggestion),
         ("POST", "/frame"): Route(frame, own_page=True, program=True),
     }
 
@@ -188,7 +193,8 @@ def labelling(service: Service, config: DeviceConfig) -> Iterator[LabelSession]:
     pool.order = learner.order
     moves = Moves(pool, data, folder)
     moves.settle()
-    session, capture = LabelSession(pool, moves, learner), Capture(config.capture, pool, config.budget)
+    session = LabelSession(pool, moves, learner, Suggestions(folder))
+    capture = Capture(config.capture, pool, config.budget)
     service.routes.update(routes(session, capture, service.access, service.lock))
     service.parts["capture"] = capture.status
     if remark := pool.too_small_disk():
