@@ -170,6 +170,10 @@ class Calibration:
         found = unknowns.percentiles(self.distances, self._weights, self.known.distances(z))
         return found * np.isin(predicted, self.known.classes)
 
+    def are_more(self, unknown: int, n: int, false_alarm: float) -> bool:
+        """Whether so many unknown ones of n samples are more than false alarms explain."""
+        return bool(n) and unknown > n * unknowns.by_chance(false_alarm, max(self.effective, 1.0), n)
+
     @property
     def _weights(self) -> NDArray[np.float64]:
         return _weights(self.groups, len(self.right), self.importance)

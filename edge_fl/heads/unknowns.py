@@ -11,8 +11,8 @@ distance, a share FURTHEST of them, and
 
     distance = 1 - max_c cos(u - o, m_c - o) + cos(u - o, apart)
 
-It is used only if it calls more of them unknown than the first distance does, and more than false alarms explain; each is then measured
-without its own part of `apart`. Without that, it would look for what only chance set apart.
+It is used only if it calls more of them unknown than the first distance does, and more than false alarms explain (`by_chance`); each is
+then measured without its own part of `apart`. Without that, it would look for what only chance set apart.
 
 Every labelled sample has the distance that it has without its fold, also from the choice of `apart`. Class means of fewer samples are
 longer, in the square by the variance of a mean; so those without a fold are divided by the lengths of the means of all samples.
@@ -103,6 +103,11 @@ def percentiles(distances: Features, weights: Weights, new: Features) -> Feature
     return shares
 
 
+def by_chance(rate: float, scenes: float, n: int) -> float:
+    """The share of n known samples that false alarms exceed 5 times in 100, at a rate that labelled samples of so many `scenes` set."""
+    return float(rate + Z95 * np.sqrt(rate * (1 - rate) * (1 / scenes + 1 / n)))
+
+
 def measured(
     z: Features, y: Labels, folds: Sequence[tuple[Labels, Labels]], weights: Weights, unlabelled: Features
 ) -> tuple[KnownClasses, Features]:
@@ -139,8 +144,7 @@ def measured(
         float((percentiles(own, weights, new) > 1 - ALARM).mean())
         for own, new in ((distances, seen.plain), (with_apart, found))
     ]
-    chance = Z95 * np.sqrt(ALARM * (1 - ALARM) * (1 / weights.sum() + 1 / len(pool)))
-    if unknown[1] <= max(unknown[0], ALARM + chance):
+    if unknown[1] <= max(unknown[0], by_chance(ALARM, float(weights.sum()), len(pool))):
         return known, distances
     return replace(known, apart=(total / length).astype(np.float32)), with_apart
 

@@ -274,7 +274,7 @@ def suggested(choice: Choice, pool: Array, lost: Array) -> Suggested:
     """What the label page suggests first of features [p, d], of which `lost` [p] are of the lost class."""
     predicted = choice.head.logits(pool).argmax(axis=1)
     unknown = np.flatnonzero(choice.calibration.percentiles(pool, predicted) > 1 - FALSE)
-    if not len(unknown):
+    if not choice.calibration.are_more(len(unknown), len(pool), FALSE):
         return Suggested(0, np.nan)
     groups = resembling(pool[unknown], choice.calibration.known, grouping.alone())
     return (

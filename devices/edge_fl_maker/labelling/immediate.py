@@ -13,10 +13,10 @@ head confuses. Without a head all weights are equal: this is the facility locati
 of the best (Nemhauser, Wolsey and Fisher, Mathematical Programming, 1978). `python -m tools.study.label_selection` compares it with a
 random choice.
 
-Unlabelled files that are unknown (`edge_fl.heads.unknowns`) and resemble each other may be of a class that the device lacks. Two resemble
-each other if the cosine of their directions from the centre of the classes is that of two samples of one class on average. The file that
-most others resemble and these are a group, then the same among the rest. `python -m tools.study.unknowns` measures how many of a group are
-of one class.
+If more unlabelled files are unknown (`edge_fl.heads.unknowns`) than false alarms explain, those that resemble each other may be of a class
+that the device lacks. Two resemble each other if the cosine of their directions from the centre of the classes is that of two samples of
+one class on average. The file that most others resemble and these are a group, then the same among the rest. `python -m
+tools.study.unknowns` measures how many of a group are of one class.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def order(request: Ordering) -> Ordered:
         probabilities = _means(found, request.counts)
         distances = current.calibration.percentiles(of_samples, found.argmax(axis=1))
         unknown = np.flatnonzero(_means(distances, request.counts) > request.furthest)
-        if len(unknown) >= LEAST_ALIKE:
+        if current.calibration.are_more(len(unknown), len(z), 1 - request.furthest):
             first = request.rows[np.cumsum(request.counts)[unknown] - 1]
             scenes = feature_rows.read_groups(Path(request.file), request.dim, first, request.kind)
             alike = [unknown[rows] for rows in resembling(z[unknown], current.calibration.known, scenes)]
