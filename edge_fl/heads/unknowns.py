@@ -156,4 +156,4 @@ def _of(u: Features, y: Labels) -> KnownClasses:
 
 
 def _lengths(rows: Features) -> Features:
-    return np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), SHORTEST)
+    return np.asarray(np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), SHORTEST))

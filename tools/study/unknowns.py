@@ -54,6 +54,8 @@ PER_CLASS = (3, 10, 20)
 RIDGE = 1.0
 """Share of the mean variance that is added to every variance of the Mahalanobis distances."""
 SUBSPACE = 32
+LEAST_TESTS = 8
+"""Test samples of the lost class, and of the others, below which a device says nothing of it."""
 CEILING_RIDGES = (1e-5, 1e-4, 1e-3, 1e-2)
 WITH_POOL = "device, with its unlabelled samples"
 BEST, KNOWN_TO_FLEET = "told the class", "device, the fleet knows the class"
@@ -131,7 +133,7 @@ def of_cell(cell: Cell, devices: int) -> Iterator[tuple[tuple[int, str], Found |
         for device in kinds[:devices]:
             for count in PER_CLASS:
                 case = case_of(cell, device, label, count, whitening)
-                if case.lost.any() and not case.lost.all() and len(np.unique(case.y)) > 1:
+                if min(case.lost.sum(), (~case.lost).sum()) >= LEAST_TESTS and len(np.unique(case.y)) > 1:
                     for row, score in scores(case).items():
                         yield (count, row), of_score(score, case)
                     for row, found in served(cell, case, knowing, lacking).items():
@@ -289,7 +291,8 @@ def _training(cell: Cell, case: Case, plan: HeadPlan, extras: Extras) -> Trainin
 
 def told(case: Case) -> Found:
     """What a linear classifier finds that is told which samples are of the class, half of the tests; the best of several ridges."""
-    u, half = direction(case.tests).astype(np.float64), np.arange(len(case.tests)) % 2 == 0
+    u, half = direction(case.tests).astype(np.float64), np.zeros(len(case.tests), bool)
+    half[np.argsort(case.lost, kind="stable")[::2]] = True
     labelled = direction(case.z).astype(np.float64)
     x = np.concatenate([labelled, u[half]])
     target = np.concatenate([np.zeros(len(labelled)), case.lost[half]])
