@@ -54,7 +54,7 @@ PER_CLASS = (3, 10, 20)
 RIDGE = 1.0
 """Share of the mean variance that is added to every variance of the Mahalanobis distances."""
 SUBSPACE = 32
-LEAST_TESTS = 8
+LEAST_TESTS = 2
 """Test samples of the lost class, and of the others, below which a device says nothing of it."""
 CEILING_RIDGES = (1e-5, 1e-4, 1e-3, 1e-2)
 WITH_POOL = "device, with its unlabelled samples"
