@@ -1,6 +1,6 @@
 """How many samples of a class that a device has no label of are called unknown, at 5 % false unknowns.
 
-    python -m tools.study.unknowns --data .data --out runs/promise      the table in docs/devices.md, "Predictions"
+    python -m tools.study.unknowns --data .data --out runs/promise      the tables in docs/devices.md, "Unknown pictures"
 
 Every device of `tools.study.promise_cells` with balanced classes loses one class at a time: from its labels and from what its fleet knows.
 Half of its test samples are its samples without a label, at most POOL of them; in the other half the lost class shall be found. Rows:
