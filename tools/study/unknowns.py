@@ -380,7 +380,7 @@ def _energy(logits: Array) -> Array:
 
 
 def _unlikely(logits: Array) -> Array:
-    return -np.exp(logits.max(axis=1) - logsumexp(logits, axis=1))
+    return np.asarray(-np.exp(logits.max(axis=1) - logsumexp(logits, axis=1)))
 
 
 def _means(u: Array, y: Array) -> Array:
