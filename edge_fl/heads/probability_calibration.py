@@ -13,9 +13,9 @@ group counts once, so that frames of one scene do not count as many. Samples tha
   equals the accuracy, (right + 1/2) / (n + 1) of n groups. With a few dozen samples this is better calibrated on unseen ones than the
   maximum likelihood.
 - Prediction sets that keep a promise: `edge_fl.heads.promise`.
-- The distance of a sample is 1 minus the cosine between it and the nearest class mean, both as directions
-  (`edge_fl.heads.linear.direction`). Its percentile is the share of the out-of-fold distances below it; a sample above the percentile
-  1 - false alarm rate is unknown.
+- The distance of a sample from the labelled ones (`edge_fl.heads.unknowns`) has a percentile, the share of the out-of-fold distances below
+  it; a sample above the percentile 1 - false alarm rate is unknown. One whose predicted class has no label never is: only the fleet knows
+  how far its samples are.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from edge_fl.data import grouping
 from edge_fl.data.grouping import Groups, Importance
 from edge_fl.errors import ArtefactError
 from edge_fl.heads import promise as promises
+from edge_fl.heads import unknowns
 from edge_fl.heads.descent import probabilities
 from edge_fl.heads.head import Array, Features, Head, TrainingSet
-from edge_fl.heads.linear import direction
 from edge_fl.heads.promise import Promise
 from edge_fl.heads.served import Estimate
+from edge_fl.heads.unknowns import NO_CLASSES, KnownClasses
 
 FOLDS = 5
 ENOUGH = 1000
@@ -56,6 +57,8 @@ GROUPS, FLEET, IMPORTANCE, CONTRADICTED = "groups", "fleet", "importance", "cont
 LABELS = "labels"
 """Names of the arrays that are only in the file where pictures share a group, where there is a fleet's head, where pictures stand for
 different numbers of pictures, where labels contradict the fleet's head, and in files of newer agents."""
+CLASSES, APART = "classes", "apart"
+"""Names of the arrays of `KnownClasses` that old files lack; with those nothing is unknown until the next fit."""
 
 Labels = NDArray[np.int64]
 FitHead = Callable[[Features, Labels], Head]
@@ -66,9 +69,9 @@ FitHead = Callable[[Features, Labels], Head]
 class Calibration:
     """Out-of-fold predictions of a head, in ascending order of their samples, and what follows from them.
 
-    confidences float32 [m]: calibrated probability of the predicted class; right bool [m]: whether it is the label. means float32 [k, d]:
-    class means as directions; distances float32 [m]: out-of-fold distances. groups int64 [m], or empty: all alone. fleet bool [m]:
-    whether the fleet's head is right about the same samples; empty without one. correction: factor on the error of the predictions.
+    confidences float32 [m]: calibrated probability of the predicted class; right bool [m]: whether it is the label. known: the classes
+    with labels; distances float32 [m]: out-of-fold distances from them. groups int64 [m], or empty: all alone. fleet bool [m]: whether
+    the fleet's head is right about the same samples; empty without one. correction: factor on the error of the predictions.
     own_weight: how far the head follows from own labels alone, 0..1. importance float64 [m], or empty: how many pictures each stands for,
     divided by the mean. contradicted int64 [k, 2]: class ids of labels, and what most of them are to the fleet's head. labels int64 [m]:
     class ids; empty from older files.
@@ -77,7 +80,7 @@ class Calibration:
     temperature: float
     confidences: Features
     right: NDArray[np.bool_]
-    means: Features
+    known: KnownClasses
     distances: Features
     groups: Groups = field(default_factory=grouping.alone)
     fleet: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
@@ -132,20 +135,23 @@ class Calibration:
         """Logits [n, C] -> calibrated probabilities float32 [n, C]."""
         return probabilities(logits / np.float32(self.temperature))
 
-    def percentiles(self, z: Features) -> Features:
-        """Features z [n, d] -> percentiles in 0..1 of their distances, float32 [n]; 0 with fewer than LEAST groups."""
-        if self.scenes < LEAST:
+    def percentiles(self, z: Features, predicted: Labels) -> Features:
+        """Features z [n, d] and their predicted class ids [n] -> percentiles in 0..1 of their distances, float32 [n].
+
+        0 with fewer than LEAST groups, and where the predicted class has no labels.
+        """
+        if self.scenes < LEAST or not len(self.known.classes):
             return np.zeros(len(z), np.float32)
-        order = np.argsort(self.distances, kind="stable")
-        below = np.concatenate([[0.0], np.cumsum(self._weights[order])])
-        places = np.searchsorted(self.distances[order], distance(self.means, z))
-        shares: Features = (below[places] / below[-1]).astype(np.float32)
-        return shares
+        found = unknowns.percentiles(self.distances, self._weights, self.known.distances(z))
+        return found * np.isin(predicted, self.known.classes)
+
+    def are_more(self, unknown: int, n: int, false_alarm: float) -> bool:
+        """Whether so many unknown ones of n samples are more than false alarms explain."""
+        return bool(n) and unknown > n * unknowns.by_chance(false_alarm, max(self.effective, 1.0), n)
 
     @property
     def _weights(self) -> NDArray[np.float64]:
-        weights = grouping.weights(self.groups, len(self.right), self.importance)
-        return weights * (self.effective / weights.sum()) if len(self.importance) else weights
+        return _weights(self.groups, len(self.right), self.importance)
 
     def to_arrays(self) -> dict[str, Array]:
         """Arrays by name, for the file of the head (`from_arrays` is the inverse)."""
@@ -154,7 +160,7 @@ class Calibration:
             "correction": np.array([self.correction, self.own_weight]),
             "confidences": self.confidences,
             "right": self.right.astype(np.uint8),
-            "means": self.means,
+            "means": self.known.means,
             "distances": self.distances,
         }
         if not grouping.are_alone(self.groups):
@@ -167,10 +173,14 @@ class Calibration:
             arrays[CONTRADICTED] = self.contradicted
         if len(self.labels):
             arrays[LABELS] = self.labels
+        if len(self.known.classes):
+            arrays[CLASSES] = self.known.classes
+        if len(self.known.apart):
+            arrays[APART] = self.known.apart
         return arrays | self.promise.to_arrays()
 
 
-UNCALIBRATED = Calibration(1.0, NOTHING, NOTHING.astype(np.bool_), NOTHING.reshape(0, 0), NOTHING)
+UNCALIBRATED = Calibration(1.0, NOTHING, NOTHING.astype(np.bool_), NO_CLASSES, NOTHING)
 
 
 def from_arrays(arrays: Mapping[str, Array]) -> Calibration:
@@ -192,6 +202,10 @@ def from_arrays(arrays: Mapping[str, Array]) -> Calibration:
         expected[CONTRADICTED] = UNCALIBRATED.contradicted
     if LABELS in arrays:
         expected[LABELS] = UNCALIBRATED.labels
+    if CLASSES in arrays:
+        expected[CLASSES] = NO_CLASSES.classes
+    if APART in arrays:
+        expected[APART] = NO_CLASSES.apart
     usable = arrays.keys() == expected.keys() and all(
         array.ndim == expected[name].ndim and array.dtype == expected[name].dtype and np.isfinite(array).all()
         for name, array in arrays.items()
@@ -206,11 +220,18 @@ def from_arrays(arrays: Mapping[str, Array]) -> Calibration:
     groups = arrays.get(GROUPS, grouping.alone())
     if len(groups) not in (0, len(arrays["right"])) or len(arrays["distances"]) != len(arrays["right"]):
         raise ArtefactError("calibration: distances or groups differ in length from the predictions")
+    means, classes = arrays["means"], arrays.get(CLASSES, NO_CLASSES.classes)
+    apart = arrays.get(APART, NO_CLASSES.apart)
+    if len(classes) not in (0, len(means)) or len(apart) not in (0, means.shape[1]):
+        raise ArtefactError(
+            f"calibration: means {list(means.shape)}, {len(classes)} classes, apart [{len(apart)}], expected as many"
+            " classes as means and as many features"
+        )
     return Calibration(
         float(arrays["temperature"][0]),
         arrays["confidences"],
         arrays["right"].astype(np.bool_),
-        arrays["means"],
+        KnownClasses(classes, means, apart),
         arrays["distances"],
         groups,
         arrays.get(FLEET, np.empty(0)).astype(np.bool_),
@@ -226,29 +247,24 @@ def from_arrays(arrays: Mapping[str, Array]) -> Calibration:
 def of_estimate(estimate: Estimate, data: TrainingSet) -> Calibration:
     """The calibration of a served head, from what it would predict of each sample without its fold."""
     rows = estimate.rows
-    z, y = data.z[rows], data.y[rows]
+    y, groups = data.y[rows], grouping.numbers(data.groups, len(data.y))
+    scenes, held = groups[rows], estimate.logits.astype(np.float32)
     importance = data.importance[rows] if len(data.importance) else data.importance
-    held = estimate.logits.astype(np.float32)
     promise = promises.of(
         held,
         y,
-        grouping.weights(data.groups[rows] if len(data.groups) else data.groups, len(rows), importance),
+        grouping.weights(scenes, len(rows), importance),
         estimate.head.logits(data.unlabelled) if len(data.unlabelled) else held[:0],
         fleet=promises.received(data.extras.get(data.plan.fleet, {}), bool(len(rows))),
     )
     if not len(rows):
         return replace(UNCALIBRATED, promise=promise)
-    scenes = grouping.numbers(data.groups[rows] if len(data.groups) else data.groups, len(rows))
-    distances = np.ones(len(rows), np.float32)
-    for fold in estimate.folds:
-        rest = np.setdiff1d(np.arange(len(rows)), fold)
-        if len(rest):
-            distances[fold] = distance(class_means(z[rest], y[rest]), z[fold])
+    known, distances = _measured(data.z, data.y, rows, groups, importance, data.unlabelled)
     fleet = np.empty(0, np.bool_) if estimate.fleet is None else estimate.fleet.argmax(axis=1) == y
     found = _calibration(
         held,
         y,
-        class_means(data.z, data.y),
+        known,
         distances,
         grouping.normal(scenes),
         fleet,
@@ -258,6 +274,32 @@ def of_estimate(estimate: Estimate, data: TrainingSet) -> Calibration:
     )
     contradicted = np.array(estimate.contradicted, np.int64).reshape(-1, 2)
     return replace(found, contradicted=contradicted, promise=promise)
+
+
+def _measured(
+    z: Features, y: Labels, rows: Labels, groups: Groups, importance: Importance, unlabelled: Features
+) -> tuple[KnownClasses, Features]:
+    """The classes with labels, and the out-of-fold distances [m] of the `rows` [m] of z [n, d], whose groups [n] no fold cuts.
+
+    importance [m]: of the rows; unlabelled [p, d]: features of samples without a label.
+    """
+    weights = _weights(groups[rows], len(rows), importance)
+    fold = grouping.folds(y[rows], groups[rows], FOLDS)
+    parts = [np.flatnonzero(fold == number) for number in np.unique(fold)]
+    folds = [(rows[part], np.flatnonzero(~np.isin(groups, groups[rows[part]]))) for part in parts]
+    order = np.concatenate(parts)
+    known, far = unknowns.measured(z, y, folds, weights[order], unlabelled)
+    distances = np.empty(len(rows), np.float32)
+    distances[order] = far
+    return known, distances
+
+
+def _weights(groups: Groups, n: int, importance: Importance) -> NDArray[np.float64]:
+    """How much each of n samples counts [n]; the sum is the number of groups that would be as certain if all counted alike."""
+    weights = grouping.weights(groups, n, importance)
+    return (
+        weights * (grouping.effective(groups, n, importance) / weights.sum()) if len(importance) else weights
+    )
 
 
 def _kept(y: Labels, scenes: Groups) -> float:
@@ -270,7 +312,7 @@ def _kept(y: Labels, scenes: Groups) -> float:
 def _calibration(
     logits: Features,
     y: Labels,
-    means: Features,
+    known: KnownClasses,
     distances: Features,
     groups: Groups,
     fleet: NDArray[np.bool_],
@@ -284,7 +326,7 @@ def _calibration(
         temperature,
         shares.max(axis=1),
         shares.argmax(axis=1) == y,
-        means,
+        known,
         distances,
         groups,
         fleet,
@@ -302,13 +344,14 @@ def calibrate(
     groups: Groups | None = None,
     *,
     importance: Importance | None = None,
+    unlabelled: Features | None = None,
     budget_s: float = 60.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Calibration:
     """Calibrate the head that `fit` fits on z and y with `groups` [n] (default: all alone); UNCALIBRATED with a single class.
 
-    `importance` [n] is as of `Calibration`. At least one fold is predicted, further ones within `budget_s`. Samples whose
-    class is missing in the other folds do not count: those of a class with a single group.
+    `importance` [n] is as of `Calibration`; unlabelled [p, d]: features of samples without a label. At least one fold is predicted, further
+    ones within `budget_s`. Samples whose class is missing in the other folds do not count: those of a class with a single group.
     """
     if len(np.unique(y)) < 2:
         return UNCALIBRATED
@@ -316,7 +359,6 @@ def calibrate(
     fold, ends_s = grouping.folds(y, scenes, FOLDS), clock() + budget_s
     rows: list[Labels] = []
     logits: list[Features] = []
-    distances: list[Features] = []
     for number in range(FOLDS):
         out, rest = fold == number, fold != number
         known = np.flatnonzero(out & np.isin(y, y[rest]))
@@ -326,18 +368,17 @@ def calibrate(
             break
         rows.append(known)
         logits.append(fit(z[rest], y[rest]).logits(z[known]))
-        distances.append(distance(class_means(z[rest], y[rest]), z[known]))
-    means = class_means(z, y)
     if not rows:
-        return replace(UNCALIBRATED, means=means)
+        return UNCALIBRATED
     predicted = np.concatenate(rows)
     order = np.argsort(predicted)
     predicted = predicted[order]
     held, labels, counted = np.concatenate(logits)[order], y[predicted], grouping.normal(scenes[predicted])
-    kept = _kept(y, scenes) ** 0.5
-    far, none = np.concatenate(distances)[order], np.empty(0, np.bool_)
+    kept, none = _kept(y, scenes) ** 0.5, np.empty(0, np.bool_)
     given = np.empty(0) if importance is None or not len(importance) else importance[predicted]
-    found = _calibration(held, labels, means, far, counted, none, kept, 1.0, given)
+    pool = z[:0] if unlabelled is None else unlabelled
+    known_classes, far = _measured(z, y, predicted, scenes, given, pool)
+    found = _calibration(held, labels, known_classes, far, counted, none, kept, 1.0, given)
     weights = grouping.weights(counted, len(labels), given)
     promise = promises.of(held, labels, weights, held[:0], temperature=found.temperature)
     return replace(found, promise=promise)
@@ -356,18 +397,3 @@ def best_temperature(
         confidence = grouping.mean(highest, groups, importance)
         low, high = (middle, high) if confidence > accuracy else (low, middle)
     return float(np.exp(middle))
-
-
-def class_means(z: Features, y: Labels) -> Features:
-    """Means [k, d] of the directions of each class, themselves as directions of length 1."""
-    u = direction(z)
-    means = np.stack([u[y == label].mean(axis=0) for label in np.unique(y)])
-    lengths = np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
-    scaled: Features = (means / lengths).astype(np.float32)
-    return scaled
-
-
-def distance(means: Features, z: Features) -> Features:
-    """1 minus the cosine to the nearest class mean, float32 [n]."""
-    distances: Features = (1 - (direction(z) @ means.T).max(axis=1)).astype(np.float32)
-    return distances

@@ -135,7 +135,7 @@ def measured(domains: dict[str, Pictures], labels: int, head: str, seed: int) ->
             "confidence": shares.max(axis=1).mean(),
             "ECE": error(shares.max(axis=1), right),
             "ECE before": error(raw.max(axis=1), right),
-            "false alarms": (choice.calibration.percentiles(data.z[unseen]) > 1 - FALSE_ALARM).mean(),
+            "false alarms": unknown(choice, data.z[unseen]),
         }
         for target in TARGETS:
             answered = choice.calibration.promise.sets(logits, target).sum(axis=1) == 1
@@ -153,15 +153,21 @@ def rejections(domains: dict[str, Pictures], labels: int, seed: int) -> Iterator
             if kind != "another domain":
                 known = np.sort(np.random.default_rng(seed).permutation(everything)[LEFT_OUT:])
             rows = labelled(data, labels, seed, known)
-            calibration = fitted(data, rows, "cosine").calibration
+            choice = fitted(data, rows, "cosine")
             unseen = np.setdiff1d(np.flatnonzero(np.isin(data.y, known)), rows)
-            false = (calibration.percentiles(data.z[unseen]) > 1 - FALSE_ALARM).mean()
+            false = unknown(choice, data.z[unseen])
             if kind == "another domain":
-                unknown = [other.z for name, other in domains.items() if name != domain]
+                others = [other.z for name, other in domains.items() if name != domain]
             else:
-                unknown = [data.z[~np.isin(data.y, known)]]
-            for z in unknown:
-                yield kind, float(false), float((calibration.percentiles(z) > 1 - FALSE_ALARM).mean())
+                others = [data.z[~np.isin(data.y, known)]]
+            for z in others:
+                yield kind, false, unknown(choice, z)
+
+
+def unknown(choice: Choice, z: np.ndarray) -> float:
+    """Share of features z [n, d] that are called unknown."""
+    predicted = choice.head.logits(z).argmax(axis=1)
+    return float((choice.calibration.percentiles(z, predicted) > 1 - FALSE_ALARM).mean())
 
 
 def pooled_error(found: Sequence[Measured]) -> float:

@@ -39,7 +39,7 @@ SPARE_ROWS = 500
 LABELLING = "labelling"
 """What the label page keeps in a device's folder."""
 MOST_UNLABELLED = 300
-"""Samples of the pool from which class shares are estimated, those of the first files by name, which is random."""
+"""Samples of the pool that a fit uses, for class shares and distances: those of the first files by name, which is random."""
 
 Features = NDArray[np.float32]
 Rows = NDArray[np.int64]

@@ -24,9 +24,6 @@ from edge_fl.files.folder import unusable, walk
 from edge_fl.files.npz import Array
 from edge_fl.files.paths import text
 from edge_fl.heads import wording
-from edge_fl.heads.fleet import Adapted
-from edge_fl.heads.head import Head
-from edge_fl.heads.probability_calibration import Calibration
 from edge_fl.inputs import InputSpec
 from edge_fl.modalities import ABOUT, UnusableFileError, kind_of
 from edge_fl.threads import ahead
@@ -65,7 +62,8 @@ class Prediction:
     possible: the prediction set, the most probable class first; it has the right one for a share `promise` of all samples.
     status: "answered"; "unsure": a promise was asked for, and the set has several classes; "unknown": the sample is further from the
     labelled ones than the false alarm rate allows. Unless answered, `class_id` and `label` are None; `top` holds the best classes in any
-    case, and `probability` is that of the best. distance: the share of the labelled samples that are nearer to the others than this one.
+    case, and `probability` is that of the best. distance: the share of the labelled samples that are nearer to the others than this one; 0
+    if the best class has no label.
     """
 
     name: str
@@ -89,8 +87,9 @@ class Predictor:
 
     With `remember` it stores the moments of the features it computes in the folder, where the agent checks them for drift. `top` is the
     number of classes in a prediction. `promise` and `false_alarm` are those of the device's settings unless given; without a promise every
-    sample is answered, and prediction sets are for DEFAULT_PROMISE. `extractor` is used if it is that of the served model, which saves
-    loading it again. 16-bit pictures are scaled like those that the head was fitted on: from `bits`.
+    sample is answered, and prediction sets are for DEFAULT_PROMISE. The distance above which a sample is unknown is `furthest`. `extractor`
+    is used if it is that of the served model, which saves loading it again. 16-bit pictures are scaled like those that the head was fitted
+    on: from `bits`.
     """
 
     def __init__(
@@ -123,9 +122,7 @@ class Predictor:
         self.forecast = "; ".join(filter(None, (expected.words if expected else "", weakest)))
         answers = store.answers()
         self.promise = answers.promise if promise is None else promise
-        self._furthest = 1 - (answers.false_alarm if false_alarm is None else false_alarm)
-        if _knows_more_than_the_labels(self.head, self.calibration):
-            self._furthest = 1.0
+        self.furthest = 1 - (answers.false_alarm if false_alarm is None else false_alarm)
         if extractor is None or extractor.sha256 != self.manifest.extractor.sha256:
             extractor = Extractor(self.extractor_path, self.manifest)
         self.extractor = extractor
@@ -193,17 +190,17 @@ class Predictor:
     ) -> Iterator[Prediction]:
         """Predict from features z [N, d], each under its name, with `top` classes instead of the predictor's."""
         logits, found = self.head.logits(z), self.calibration
-        sets = found.promise.sets(logits, self._set_promise)
-        rows = zip(names, found.percentiles(z), found.probabilities(logits), sets, strict=True)
+        sets, shares = found.promise.sets(logits, self._set_promise), found.probabilities(logits)
+        rows = zip(names, found.percentiles(z, shares.argmax(axis=1)), shares, sets, strict=True)
         for name, distance, probabilities, possible in rows:
             yield self._prediction(name, float(distance), probabilities, possible, top)
 
     def of_file(self, z: Features, name: str, top: int | None = None) -> Prediction:
         """Predict all samples z [n, d] of a file as one, by the means of their probabilities and distances."""
         logits, found = self.head.logits(z), self.calibration
-        possible = found.promise.of_mean(logits, self._set_promise)
-        distance, probabilities = float(found.percentiles(z).mean()), found.probabilities(logits).mean(axis=0)
-        return self._prediction(name, distance, probabilities, possible, top)
+        possible, shares = found.promise.of_mean(logits, self._set_promise), found.probabilities(logits)
+        distance = float(found.percentiles(z, shares.argmax(axis=1)).mean())
+        return self._prediction(name, distance, shares.mean(axis=0), possible, top)
 
     def _prediction(
         self,
@@ -228,17 +225,9 @@ class Predictor:
         return self.promise or DEFAULT_PROMISE
 
     def _status(self, possible: int, distance: float) -> Status:
-        if distance > self._furthest:
+        if distance > self.furthest:
             return "unknown"
         return "answered" if possible == 1 or not self.promise else "unsure"
-
-
-def _knows_more_than_the_labels(head: Head, calibration: Calibration) -> bool:
-    """Whether the fleet's head knows classes without own labels, whose pictures are far from the labelled ones, and right all the same."""
-    if not len(calibration.fleet):
-        return False
-    possible = len(head.present) if isinstance(head, Adapted) else head.classes
-    return possible > len(calibration.means)
 
 
 def names_of(file: str, count: int, input: InputSpec) -> list[str]:

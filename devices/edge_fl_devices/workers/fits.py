@@ -57,7 +57,7 @@ class FitSettings:
 class Inputs:
     """Inputs of one fit: the release, its features, and the served model with its own features for the comparison.
 
-    unlabelled float32 [m, d]: features of pictures without a label, for a fleet's head; none for other heads.
+    unlabelled float32 [m, d]: features of pictures without a label.
     `pooled`: the samples are too few to set some apart, so the head is fitted on all of them and measured by cross-validation.
     """
 
@@ -105,11 +105,10 @@ class Fits:
         extras = self._read_extras(installed)
         if served and isinstance(served.stored.head, Tuned):
             extras[OWN] = served.stored.head.raw().arrays()
-        manifest, unlabelled = installed.manifest, no_labels(installed.manifest.feature_dim).train.z
-        if self.uses_fleet(manifest):
-            unlabelled = feature_rows.of_pool(
-                self.store.folder, manifest.extractor.sha256, manifest.feature_dim, loaded.bits
-            )
+        manifest = installed.manifest
+        unlabelled = feature_rows.of_pool(
+            self.store.folder, manifest.extractor.sha256, manifest.feature_dim, loaded.bits
+        )
         return Inputs(
             installed=installed,
             features=features,

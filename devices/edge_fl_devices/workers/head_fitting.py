@@ -140,6 +140,7 @@ def fit_here(spec: FitSpec, data: FitData) -> Choice:
         data.y,
         data.groups,
         importance=data.importance,
+        unlabelled=data.unlabelled,
         budget_s=spec.budget_s,
     )
     return Choice(head, numbers, kind, calibration)

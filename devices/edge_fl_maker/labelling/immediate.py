@@ -12,6 +12,11 @@ difference of the two highest probabilities). So it is far from the labelled one
 head confuses. Without a head all weights are equal: this is the facility location problem, whose greedy solution is within a factor 1 - 1/e
 of the best (Nemhauser, Wolsey and Fisher, Mathematical Programming, 1978). `python -m tools.study.label_selection` compares it with a
 random choice.
+
+If more unlabelled files are unknown (`edge_fl.heads.unknowns`) than false alarms explain, those that resemble each other may be of a class
+that the device lacks. Two resemble each other if the cosine of their directions from the centre of the classes is that of two samples of
+one class on average. The file that most others resemble and these are a group, then the same among the rest. `python -m
+tools.study.unknowns` measures how many of a group are of one class.
 """
 
 from __future__ import annotations
@@ -25,12 +30,14 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from edge_fl import heads
-from edge_fl.data.grouping import alone
+from edge_fl.data import grouping
+from edge_fl.data.grouping import Groups, alone
 from edge_fl.heads import Cosine, HeadPlan, Logistic, Nearest
 from edge_fl.heads.auto import AUTO
 from edge_fl.heads.head import Array
 from edge_fl.heads.label_doctor import Examination
 from edge_fl.heads.linear import direction
+from edge_fl.heads.unknowns import KnownClasses
 from edge_fl.inputs import Kind
 from edge_fl.seeds import generator
 from edge_fl_devices.child import decode, encode, serve
@@ -41,6 +48,8 @@ from edge_fl_devices.workers.head_fitting import FitData, FitSpec, FittedHead, f
 
 MOST_COVERED = 1000
 """Files whose cover is computed, a sample of more."""
+LEAST_ALIKE = 3
+"""Scenes that a group of files is of at least."""
 MOST_GREEDY = 100
 """Files chosen one after the other; the rest follow by what each would add to these."""
 
@@ -133,7 +142,7 @@ class LabelExamination(Struct, frozen=True, tag="examine"):
 class Ordering(Struct, frozen=True, tag="order"):
     """Order unlabelled files by their rows of a file of features [n, dim], given the labelled rows and the current head, if any.
 
-    counts [m]: how many of the `rows` each file has. The response are positions of files, the most informative first.
+    counts [m]: how many of the `rows` each file has. Files with a mean distance above `furthest` are unknown.
     """
 
     file: str
@@ -142,6 +151,15 @@ class Ordering(Struct, frozen=True, tag="order"):
     counts: Array
     labelled: Array
     head: FittedHead | None = None
+    furthest: float = 1.0
+    kind: Kind = "picture"
+
+
+class Ordered(Struct, frozen=True):
+    """Positions of files: the most informative first; and of those that resemble each other and no class, a list each."""
+
+    order: Array
+    alike: list[Array]
 
 
 def immediate_kind(kind: str, plan: HeadPlan) -> str:
@@ -191,16 +209,43 @@ def _data(request: ImmediateFit) -> FitData:
     )
 
 
-def order(request: Ordering) -> Array:
+def order(request: Ordering) -> Ordered:
     """Order the unlabelled files; equal ones at random, with a fixed seed."""
-    z = feature_rows.read(Path(request.file), request.dim, request.rows)
+    of_samples = feature_rows.read(Path(request.file), request.dim, request.rows)
     labelled = feature_rows.read(Path(request.file), request.dim, request.labelled)
-    probabilities = None
+    z, probabilities, alike = _means(of_samples, request.counts), None, list[Array]()
     if request.head:
         current = request.head.choice()
-        probabilities = _means(current.calibration.probabilities(current.head.logits(z)), request.counts)
-    z = _means(z, request.counts)
-    return informative(z, probabilities, labelled, len(z), generator(0, "informative"))
+        found = current.calibration.probabilities(current.head.logits(of_samples))
+        probabilities = _means(found, request.counts)
+        distances = current.calibration.percentiles(of_samples, found.argmax(axis=1))
+        unknown = np.flatnonzero(_means(distances, request.counts) > request.furthest)
+        if current.calibration.are_more(len(unknown), len(z), 1 - request.furthest):
+            first = request.rows[np.cumsum(request.counts)[unknown] - 1]
+            scenes = feature_rows.read_groups(Path(request.file), request.dim, first, request.kind)
+            alike = [unknown[rows] for rows in resembling(z[unknown], current.calibration.known, scenes)]
+    return Ordered(informative(z, probabilities, labelled, len(z), generator(0, "informative")), alike)
+
+
+def resembling(z: Features, known: KnownClasses, scenes: Groups) -> list[Array]:
+    """Rows of features z [n, d] that resemble each other, in groups of LEAST_ALIKE of the `scenes` [n] or more, the largest first.
+
+    None with a single class, of which no centre is known.
+    """
+    if len(known.classes) < 2:
+        return []
+    centre = known.means.mean(axis=0)
+    u = direction(z) - centre
+    u /= np.maximum(np.linalg.norm(u, axis=1, keepdims=True), 1e-6)
+    of_one_class = np.square(known.means - centre).sum(axis=1) / max(1 - float(centre @ centre), 1e-6)
+    alike, groups = u @ u.T >= np.median(of_one_class), list[Array]()
+    np.fill_diagonal(alike, val=True)
+    while True:
+        rows = np.flatnonzero(alike[alike.sum(axis=1).argmax()])
+        if grouping.count(scenes[rows] if len(scenes) else scenes, len(rows)) < LEAST_ALIKE:
+            return groups
+        groups.append(rows)
+        alike[rows], alike[:, rows] = False, False
 
 
 def _means(of_samples: Features, counts: Array) -> Features:

@@ -58,7 +58,7 @@ from edge_fl_devices.workers.head_fitting import FitSpec, FittedHead
 from edge_fl_maker.capture.pools import Pool
 from edge_fl_maker.current_model import CurrentModel
 from edge_fl_maker.labelling import immediate
-from edge_fl_maker.labelling.immediate import Grouping, ImmediateFit, LabelExamination, Ordering
+from edge_fl_maker.labelling.immediate import Grouping, ImmediateFit, LabelExamination, Ordered, Ordering
 from edge_fl_maker.labelling.moves import FOLDER
 
 if TYPE_CHECKING:
@@ -154,6 +154,8 @@ class Learner:
         self._sampled: tuple[Predictor | None, int] | None = None
         self._grouped: tuple[object, Groups] = None, grouping.alone()
         self._order: list[str] = []
+        self.alike: list[list[str]] = []
+        """Files of the pool that resemble each other and no class, the largest group first."""
         self._ordered: object = None
         self._learned = self._agent_key = ""
         self._fleet: tuple[str, Head | None] = "", None
@@ -427,7 +429,7 @@ class Learner:
         sha256, manifest = release.extractor.sha256, release.manifest
         has_fleet = immediate.adapts_fleet(self._config.head, manifest.heads)
         others = sorted((path.name, key) for key, path in unlabelled.items() if key in release.rows)
-        more = release.rows.rows(key for _, key in others)[: MOST_UNLABELLED * has_fleet]
+        more = release.rows.rows(key for _, key in others)[:MOST_UNLABELLED]
         fingerprint = _fingerprint(y)
         labels = _labels(y, release)
         if not y:  # twice as many samples tell more of the class shares
@@ -571,10 +573,13 @@ class Learner:
             release.rows.counts(unlabelled),
             release.rows.rows(labelled),
             FittedHead.of(Choice(predictor.head, calibration=predictor.calibration)) if predictor else None,
+            predictor.furthest if predictor else 1.0,
+            release.manifest.input.kind,
         )
         names = [*unlabelled.values()]
-        order = decode(self._ask(request, state), np.ndarray)
-        self._order, self._ordered = [names[position] for position in order], state
+        found = decode(self._ask(request, state), Ordered)
+        self._order, self._ordered = [names[position] for position in found.order], state
+        self.alike = [[names[position] for position in positions] for positions in found.alike]
 
 
 def _labels(y: dict[bytes, int], release: _Release) -> NDArray[np.int64]:

@@ -12,6 +12,8 @@
     POST /api/label/approve                     {client, name, version} -> ActionDone: the label is right
     POST /api/label/undo                        {client, action} -> View
     POST /api/label/class                       {client, name} -> View
+    POST /api/label/suggestion                  {client, suggestion, class_name} -> ActionDone: all of its files are labelled
+    POST /api/label/dismiss                     {client, suggestion} -> View: its files are not suggested again
     POST /frame?source=NAME                     a file, also as form data -> Added: it is in the pool
 
 Pictures and recordings leave the device only as answers to a browser that may use this service.
@@ -48,6 +50,7 @@ from edge_fl_maker.http_server import HttpAnswer, HttpRequest, Route, Routes, Se
 from edge_fl_maker.labelling.learner import Learner
 from edge_fl_maker.labelling.moves import Moves
 from edge_fl_maker.labelling.session import LabelSession, word_of
+from edge_fl_maker.labelling.suggestions import Suggestions
 
 PAGE = Path(__file__).parent / "page"
 FILES = {
@@ -130,6 +133,8 @@ def routes(session: LabelSession, capture: Capture, access: HttpAccess, lock: th
         ("POST", "/api/label/correct"): act(session.correct),
         ("POST", "/api/label/approve"): act(session.approve),
         ("POST", "/api/label/class"): act(session.add_class),
+        ("POST", "/api/label/suggestion"): act(session.name_suggestion),
+        ("POST", "/api/label/dismiss"): act(session.dismiss_suggestion),
         ("POST", "/frame"): Route(frame, own_page=True, program=True),
     }
 
@@ -195,7 +200,8 @@ def labelling(service: Service, config: DeviceConfig) -> Iterator[LabelSession]:
     pool.order = learner.order
     moves = Moves(pool, data, folder)
     moves.settle()
-    session, capture = LabelSession(pool, moves, learner), Capture(config.capture, pool, config.budget)
+    session = LabelSession(pool, moves, learner, Suggestions(folder))
+    capture = Capture(config.capture, pool, config.budget)
     service.routes.update(routes(session, capture, service.access, service.lock))
     service.parts["capture"] = capture.status
     if remark := pool.too_small_disk():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
@@ -39,6 +40,7 @@ from edge_fl_maker.labelling.learner import (
     LearnerProgress,
 )
 from edge_fl_maker.labelling.moves import NOTHING, Moves, shortened
+from edge_fl_maker.labelling.suggestions import Suggestions
 
 OFFER_S = 60.0
 """Time for which a file is shown to one person only, after the last look of that person's page."""
@@ -149,6 +151,14 @@ class Shown:
 
 
 @dataclass(frozen=True)
+class Suggestion:
+    """Files that resemble each other and none of the classes; `id` changes with them."""
+
+    id: str
+    files: tuple[Upcoming, ...]
+
+
+@dataclass(frozen=True)
 class View:
     """What the page shows. accuracy: measured by cross-validation on `measured` labelled samples, weighted back to all samples; None if
     these are too few. On new scenes it is between `low` and `high`, with a probability of 90 %; fleet: that of the fleet's head on the same
@@ -159,7 +169,7 @@ class View:
     examined: what was found about the labels when a person asked last, those left out that were moved, deleted or called right since.
     upcoming: the files after this one, to load ahead. waiting: labelled files whose features are still to be computed. problem: why
     the last label was not learned, or "". kind: what is labelled, and word: what a file of that is called. forecast: what more labels are
-    expected to add, and the class that is right least often, or "".
+    expected to add, and the class that is right least often, or "". suggestion: files that may be of a class that is missing.
     """
 
     item: Shown | None
@@ -186,6 +196,7 @@ class View:
     word: str = "picture"
     forecast: str = ""
     examined: ExaminedLabels = NOT_EXAMINED
+    suggestion: Suggestion | None = None
 
 
 @dataclass(frozen=True)
@@ -206,11 +217,19 @@ class NewClass:
 
 
 @dataclass(frozen=True)
+class _Moved:
+    """A file that was labelled or discarded, and the key of its first guess, if it has one."""
+
+    path: Path
+    key: bytes = b""
+
+
+@dataclass(frozen=True)
 class _Action:
     kind: Literal["label", "skip", "discard", "correct", "approve"]
     name: str
-    path: Path | None = None
-    key: bytes = b""
+    moved: tuple[_Moved, ...] = ()
+    approved: bytes = b""
 
 
 @dataclass
@@ -223,6 +242,7 @@ class LabelSession:
     pool: Pool
     moves: Moves
     learner: Learner
+    suggestions: Suggestions
     clock: Callable[[], float] = time.monotonic
     _offers: Offers = field(default_factory=Offers)
     _actions: OrderedDict[str, _Action] = field(default_factory=OrderedDict)
@@ -267,6 +287,7 @@ class LabelSession:
             word_of(kind),
             predictor.forecast if predictor else "",
             self._examined(),
+            self._suggestion(),
         )
 
     def examine(self, client: str) -> View:
@@ -280,30 +301,58 @@ class LabelSession:
         path, _ = self._doubted(name, version)
         moved = self.moves.relabel(path, class_name)
         self._guess_of(moved, class_name)
-        return self._done(client, _Action("correct", name, moved))
+        return self._done(client, _Action("correct", name, (_Moved(moved),)))
 
     def approve(self, client: str, name: str, version: str) -> ActionDone:
         """Remember that a doubted label is right. Raises as `correct`."""
         _, found = self._doubted(name, version)
         self.learner.right.add(bytes.fromhex(found.version), found.class_name)
-        return self._done(client, _Action("approve", name, key=bytes.fromhex(found.version)))
+        return self._done(client, _Action("approve", name, approved=bytes.fromhex(found.version)))
 
     def label(self, client: str, name: str, version: str, class_name: str) -> ActionDone:
         """Label a file. Raises DataError if there is no such class or file, ArtefactError for a full disk."""
         self._require_class(class_name)
         self._require_on_screen(client, name, version)
         guess = self._guess(name, bytes.fromhex(version), class_name)
-        path = self.moves.label(name, class_name)
-        key = b""
+        return self._done(client, _Action("label", name, (self._label(name, class_name, guess),)))
+
+    def _label(self, name: str, class_name: str, guess: FirstGuess) -> _Moved:
+        path, key = self.moves.label(name, class_name), b""
         with suppress(OSError, ArtefactError):  # the label counts without a record of its guess
             key = file_key(path)
             self.learner.guesses.add(replace(guess, key=key, unlabelled=len(self.pool.names())))
-        return self._done(client, _Action("label", name, path, key))
+        return _Moved(path, key)
+
+    def name_suggestion(self, client: str, suggestion: str, class_name: str) -> ActionDone:
+        """Label all files of a suggestion, with a new class or one that is there. Those that were labelled meanwhile are left out.
+
+        Raises DataError if it is another suggestion by now, or as `add_class`.
+        """
+        files = self._require_suggestion(suggestion)
+        added, _ = shortened(class_name)
+        if added not in self.learner.counts:
+            self.moves.add_class(added, self.learner.counts)
+            self.learner.count()
+        moved = list[_Moved]()
+        for each in files:
+            guess = replace(self._guess(each.name, bytes.fromhex(each.version), added), chosen=True)
+            with suppress(DataError):
+                moved.append(self._label(each.name, added, guess))
+        if not moved:
+            raise DataError("suggestion: all of its files were labelled or dropped at this moment", NOTHING)
+        return self._done(client, _Action("label", files[0].name, tuple(moved)))
+
+    def dismiss_suggestion(self, client: str, suggestion: str) -> View:
+        """Suggest these files no more. Raises as `name_suggestion`, ArtefactError for a full disk."""
+        files = self._require_suggestion(suggestion)
+        present = self._keys(self.pool.names())
+        self.suggestions.dismiss([bytes.fromhex(each.version) for each in files], present.values())
+        return self.view(client)
 
     def discard(self, client: str, name: str, version: str) -> ActionDone:
         """Remove a file that shows nothing to learn from. Raises as `label`."""
         self._require_on_screen(client, name, version)
-        return self._done(client, _Action("discard", name, self.moves.discard(name)))
+        return self._done(client, _Action("discard", name, (_Moved(self.moves.discard(name)),)))
 
     def skip(self, client: str, name: str, version: str) -> ActionDone:
         """Offer a file again after all others. Raises DataError if it is not on this client's screen."""
@@ -320,11 +369,18 @@ class LabelSession:
             raise DataError("undo: too long ago, or undone already", NOTHING)
         if found.kind in ("correct", "approve"):
             return self._undone(client, action, found)
-        if found.path:
-            self.moves.put_back(found.path)
-        if found.key:
+        problem, restored = None, 0
+        for each in found.moved:
+            try:
+                self.moves.put_back(each.path)
+            except DataError as error:  # the others are put back
+                problem = error
+                continue
+            restored += 1
             with suppress(ArtefactError):
-                self.learner.guesses.undo(found.key)
+                self.learner.guesses.undo(each.key)
+        if problem and not restored:
+            raise problem
         with self._lock:
             self._actions.pop(action, None)
             self._offers.restore(found.name)
@@ -354,12 +410,11 @@ class LabelSession:
     def _undone(self, client: str, action: str, found: _Action) -> View:
         """Undo a corrected or an approved label."""
         before = Path(found.name)
-        if found.path:
-            self._guess_of(
-                self.moves.relabel(found.path, before.parent.name, before.name), before.parent.name
-            )
-        else:
-            self.learner.right.undo(found.key, class_of(before.parent.name))
+        if found.approved:
+            self.learner.right.undo(found.approved, class_of(before.parent.name))
+        for each in found.moved:
+            back = self.moves.relabel(each.path, before.parent.name, before.name)
+            self._guess_of(back, before.parent.name)
         with self._lock:
             self._actions.pop(action, None)
         self.learner.count()
@@ -460,6 +515,26 @@ class LabelSession:
                 NOTHING,
             )
 
+    def _keys(self, names: Iterable[str]) -> dict[str, bytes]:
+        """The keys of those files that are in the pool."""
+        return {name: bytes.fromhex(version) for name in names if (version := self._version(name))}
+
+    def _suggestion(self) -> Suggestion | None:
+        keys = self._keys(name for group in self.learner.alike for name in group)
+        names = self.suggestions.first(self.learner.alike, keys)
+        if not names:
+            return None
+        id = hashlib.blake2b(b"".join(keys[name] for name in names), digest_size=8).hexdigest()
+        return Suggestion(id, tuple(Upcoming(name, keys[name].hex()) for name in names))
+
+    def _require_suggestion(self, id: str) -> tuple[Upcoming, ...]:
+        found = self._suggestion()
+        if found is None or found.id != id:
+            raise DataError(
+                "suggestion: its files were changed, labelled or dropped since it was shown", NOTHING
+            )
+        return found.files
+
     def _version(self, name: str) -> str:
         """Return the version of a file; "" if it is gone."""
         with suppress(FileNotFoundError):
@@ -472,7 +547,7 @@ class LabelSession:
             self._actions[id] = action
             while len(self._actions) > KEPT_ACTIONS:
                 self._actions.popitem(last=False)
-        if action.path:
+        if action.moved:
             self.learner.count()
             self.learner.look()
         return ActionDone(id, self.view(client))

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 
 from edge_fl import heads
-from edge_fl.heads.probability_calibration import UNCALIBRATED, Calibration, class_means
+from edge_fl.heads.linear import direction
+from edge_fl.heads.probability_calibration import UNCALIBRATED, Calibration
+from edge_fl.heads.unknowns import KnownClasses
 from edge_fl.modalities import scaled
 from edge_fl_devices.storage.store import Store, StoredHead
 from tests.devices import graphs
@@ -28,4 +30,11 @@ def calibrated(temperature: float = 1.0, furthest: float = 1.0) -> Calibration:
     confidences = np.linspace(0.5, 0.999, 40, dtype=np.float32)
     z = scaled(X).reshape(12, -1) @ graphs.WEIGHTS
     distances = np.linspace(0, furthest, 40, dtype=np.float32)
-    return Calibration(temperature, confidences, np.arange(40) >= 20, class_means(z, Y), distances)
+    return Calibration(temperature, confidences, np.arange(40) >= 20, known_of(z, Y), distances)
+
+
+def known_of(z: np.ndarray, y: np.ndarray) -> KnownClasses:
+    """What is known of the classes of features z [n, d] with class ids y [n]."""
+    classes = np.unique(y)
+    means = np.stack([direction(z[y == label]).mean(axis=0) for label in classes])
+    return KnownClasses(classes, means, np.empty(0, np.float32))

@@ -18,7 +18,6 @@ from edge_fl import heads
 from edge_fl.cli import main
 from edge_fl.errors import DataError, InputError
 from edge_fl.heads.fleet import Fleet
-from edge_fl.heads.probability_calibration import class_means
 from edge_fl.modalities import scaled
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices import cli
@@ -31,7 +30,7 @@ from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
 from tests.devices.images import X, Y
 from tests.devices.scripted import TOPICS, ScriptedServer
-from tests.devices.serving.refit import calibrated, refit
+from tests.devices.serving.refit import calibrated, known_of, refit
 
 
 def test_the_served_model_predicts_names_and_probabilities(folder: Path) -> None:
@@ -152,14 +151,17 @@ def test_a_distant_picture_is_unknown(folder: Path) -> None:
 def test_classes_that_only_the_fleets_head_knows_are_answered(folder: Path, present: list[int]) -> None:
     (stored,) = Store(folder).heads()
     z, rows = scaled(X).reshape(12, -1) @ graphs.WEIGHTS, np.array(present)
-    weights = class_means(z, Y)[rows]
+    weights = known_of(z, Y).means[rows]
     head = Fleet(2, stored.head.extractor, weights, np.zeros(len(rows), np.float32), rows)
     labelled = replace(
-        calibrated(furthest=1e-6), means=class_means(z[Y == 0], Y[Y == 0]), fleet=np.ones(40, np.bool_)
+        calibrated(furthest=1e-6), known=known_of(z[Y == 0], Y[Y == 0]), fleet=np.ones(40, np.bool_)
     )
     Store(folder).keep_head(StoredHead(head, 1, stored.parcel, calibration=labelled))
-    unknown = [each for each in Predictor(folder).predictions(X) if each.status == "unknown"]
-    assert bool(unknown) == (present == [0])
+    found = Predictor(folder).predictions(X)
+    unknown = [each for each in found if each.status == "unknown"]
+    assert unknown and all(each.top[0].class_id == 0 for each in unknown)
+    assert all(each.label == "b" and each.distance == 0 for each in found if each.top[0].class_id == 1)
+    assert any(each.top[0].class_id for each in found) == (1 in present)
 
 
 def test_every_format_has_the_same_fields(

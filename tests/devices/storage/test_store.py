@@ -17,6 +17,7 @@ from edge_fl.blob import describe
 from edge_fl.errors import InputError
 from edge_fl.heads import Head
 from edge_fl.heads.probability_calibration import UNCALIBRATED, Calibration
+from edge_fl.heads.unknowns import KnownClasses
 from edge_fl.wire.messages import Report
 from edge_fl_devices.agent.effects import Memory
 from edge_fl_devices.agent.outbox import Parcel
@@ -103,11 +104,13 @@ def test_a_head_comes_back_with_its_calibration_and_an_older_file_has_temperatur
     store, old = Store(tmp_path), Store(tmp_path / "old")
     right = np.arange(30) % 4 > 0
     shares = np.linspace(0.5, 1, 30, dtype=np.float32)
-    calibrated = Calibration(1.5, shares, right, np.eye(3, 4, dtype=np.float32), shares)
+    known = KnownClasses(np.arange(3), np.eye(3, 4, dtype=np.float32), np.ones(4, np.float32))
+    calibrated = Calibration(1.5, shares, right, known, shares)
     store.keep_head(StoredHead(head(), 3, parcel("rel-3"), calibration=calibrated))
     found = store.head(SHA)
     assert found and found.calibration.temperature == 1.5 and found.calibration.accuracy == right.mean()
     assert np.array_equal(found.calibration.distances, shares)
+    assert np.array_equal(found.calibration.known.apart, known.apart)
     old.keep_head(StoredHead(head(), 3, parcel("rel-3")))
     with safe_open(tmp_path / "old" / "heads" / f"{SHA}.safetensors", "numpy") as file:
         assert not [name for name in file.keys() if "." in name]  # noqa: SIM118

@@ -74,22 +74,23 @@ def test_too_few_samples_give_no_rejection() -> None:
     z, y = some(3, 1)
     calibrated = calibrate(lambda z, y: fit("cosine", z, y), z, y)
     assert 0 < len(calibrated.right) < LEAST and calibrated.temperature > 0
-    assert not calibrated.percentiles(100 * z).any()
+    assert not calibrated.percentiles(100 * z, y).any()
 
 
 def test_unknown_samples_are_far_and_few_known_ones_are() -> None:
     z, y = some(40, 1, noise=1)
     calibrated = calibrate(lambda z, y: fit("cosine", z, y), z, y)
-    known, unknown = some(400, 2, noise=1)[0], -some(400, 3, noise=1)[0]
-    assert (calibrated.percentiles(known) > 0.95).mean() < 0.08
-    assert (calibrated.percentiles(unknown) > 0.95).mean() > 0.5
+    (known, y), unknown = some(400, 2, noise=1), -some(400, 3, noise=1)[0]
+    assert (calibrated.percentiles(known, y) > 0.95).mean() < 0.08
+    assert (calibrated.percentiles(unknown, y) > 0.95).mean() > 0.5
+    assert not calibrated.percentiles(unknown, np.full(len(y), CLASSES)).any()  # a class without labels
 
 
 def test_samples_whose_class_the_other_folds_lack_do_not_count() -> None:
     z, y = some(6, 1, classes=4)
     z, y = np.concatenate([z, z[:1]]), np.append(y, 4)
     calibrated = calibrate(lambda z, y: fit("cosine", z, y), z, y)
-    assert len(calibrated.right) == 24 and len(calibrated.means) == 5
+    assert len(calibrated.right) == 24 and len(calibrated.known.means) == 5
 
 
 def test_a_single_class_is_not_calibrated() -> None:
@@ -106,17 +107,28 @@ def test_the_budget_ends_after_a_fold() -> None:
 def test_arrays_describe_the_calibration_and_an_old_file_has_none() -> None:
     _, calibrated = fitted("cosine")
     again = probability_calibration.from_arrays(calibrated.to_arrays())
-    z, _ = some(5, 2)
+    z, y = some(5, 2)
     logits = np.random.default_rng(0).normal(0, 1, (50, 3)).astype(np.float32)
     assert np.array_equal(again.promise.sets(logits, 0.9), calibrated.promise.sets(logits, 0.9))
     assert np.isclose(again.temperature, calibrated.temperature)
-    assert np.array_equal(again.percentiles(z), calibrated.percentiles(z))
+    assert np.array_equal(again.percentiles(z, y), calibrated.percentiles(z, y))
     assert probability_calibration.from_arrays({}) is UNCALIBRATED
+
+
+def test_a_file_without_the_classes_of_its_means_is_read_and_calls_nothing_unknown() -> None:
+    _, calibrated = fitted("cosine")
+    old = {name: array for name, array in calibrated.to_arrays().items() if name != "classes"}
+    z, y = some(5, 2)
+    found = probability_calibration.from_arrays(old)
+    assert np.isclose(found.temperature, calibrated.temperature) and not found.percentiles(-z, y).any()
+    assert calibrated.percentiles(-z, y).max() > 0.95
 
 
 @pytest.mark.parametrize(
     "damage",
     [
+        {"classes": np.arange(2)},
+        {"apart": np.zeros(2, np.float32)},
         {"temperature": np.zeros(1, np.float32)},
         {"confidences": np.zeros(3, np.float32)},
         {"means": np.full((2, 3), np.nan, np.float32)},
@@ -176,5 +188,5 @@ def test_frames_of_a_few_scenes_do_not_count_as_many_labels() -> None:
     frames, scenes = np.repeat(z, 30, axis=0), np.repeat(np.arange(len(y)), 30)
     together = calibrate(lambda z, y: fit("cosine", z, y), frames, np.repeat(y, 30), scenes)
     apart = calibrate(lambda z, y: fit("cosine", z, y), frames, np.repeat(y, 30))
-    assert not together.percentiles(z).any()
+    assert not together.percentiles(z, y).any()
     assert together.promise.masses[40] < apart.promise.masses[40]  # more careful

@@ -6,6 +6,7 @@ import pytest
 from edge_fl import heads, metrics
 from edge_fl.heads import HeadPlan, fleet, probability_calibration, wording
 from edge_fl.heads.probability_calibration import LEAST_MEASURED, Calibration
+from edge_fl.heads.unknowns import NO_CLASSES
 from edge_fl.heads.wording import NOT_PERSONAL, OWN, WITH_LABELS, DeviceWords, MeasuredAccuracy, head_words
 
 NAMES = ["cat", "dog", "owl"]
@@ -114,7 +115,7 @@ def test_pictures_of_one_scene_are_not_called_labels_that_are_missing() -> None:
         1.0,
         np.full(9, 0.5, np.float32),
         np.ones(9, np.bool_),
-        np.eye(2, dtype=np.float32),
+        NO_CLASSES,
         np.zeros(9, np.float32),
         groups=np.array([0, 0, 0, 1, 2, 3, 4, 5, 6]),
     )
@@ -129,7 +130,7 @@ def test_the_words_of_a_calibration_are_those_of_its_report() -> None:
         1.0,
         np.full(n, 0.5, np.float32),
         right,
-        np.eye(2, dtype=np.float32),
+        NO_CLASSES,
         np.zeros(n, np.float32),
         fleet=np.arange(n) % 2 > 0,
     )

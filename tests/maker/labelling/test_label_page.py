@@ -19,6 +19,8 @@ from tests.browsing import Visit, visiting
 from tests.maker.labelling import fruit
 from tests.maker.labelling.fruit import CLASSES, INPUT, Desk, desk, device, fill
 from tests.maker.labelling.test_recordings import IMU, SOUND, filled, learner_of, posture, tone
+from tests.maker.labelling.test_suggestions import LEFT, LOST
+from tests.maker.labelling.test_suggestions import labelled as without_one_class
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 PICTURES = 50
@@ -98,7 +100,7 @@ def test_fifty_pictures_by_keyboard_take_one_key_each(browser: Any, tmp_path: Pa
         assert view.accuracy is not None and view.measured == PICTURES
         assert accuracy(config) > early[-1] + 0.1
         assert sum(right[25:]) > sum(right[:25])
-        visit.page.wait_for_function("document.querySelector('#labelled').textContent === '50'")
+        visit.page.wait_for_function("() => document.querySelector('#labelled').textContent === '50'")
         keep(visit.page, "label-page.png")
 
 
@@ -193,6 +195,42 @@ def test_a_new_class_undo_and_the_token_of_the_address(browser: Any, tmp_path: P
         shown(visit, dropped)
         left = site.session.pool.names()
         assert len(left) == 11 and name in left and dropped not in left
+
+
+def test_a_suggested_class_is_named_undone_and_dismissed(browser: Any, tmp_path: Path) -> None:
+    config = device(tmp_path, fruit.manifest(LEFT))
+    fill(config, 12)
+    without_one_class(tmp_path / "images")
+    with desk(config) as site, visiting(browser, site.home) as visit:
+        page, found = visit.page, site.learned().suggestion
+        assert found
+        visit.go("/label", wait_for="#suggestion:visible")
+        assert f"{len(found.files)} pictures resemble each other" in page.inner_text("#resemble")
+        page.wait_for_function("() => document.querySelector('#files img').naturalWidth > 0")
+        page.click("#suggested")
+        page.keyboard.type("sud")  # its letters are no commands here
+        assert page.input_value("#suggested") == "sud"
+        page.fill("#suggested", LOST)
+        page.keyboard.press("Enter")
+        page.wait_for_selector(f"#classes >> text={LOST}")
+        assert len([*(site.images / LOST).iterdir()]) == len(found.files)
+        assert f"Labelled: {len(found.files)} pictures {LOST}" in page.inner_text("#message")
+        page.wait_for_selector("#undo:enabled")
+        page.keyboard.press("u")
+        page.wait_for_function("() => document.querySelector('#message').textContent.startsWith('Undone')")
+        assert not [*(site.images / LOST).iterdir()]
+        site.learned()
+        page.wait_for_selector("#suggestion:visible")
+        page.wait_for_selector("#dismiss:enabled")
+        found = site.session.view("me").suggestion
+        assert found
+        page.click("#dismiss")
+        page.wait_for_function(
+            "() => document.querySelector('#message').textContent === 'Not suggested again'"
+        )
+        after = site.session.view("me").suggestion
+        assert after is None or after.id != found.id
+        assert not visit.complaints
 
 
 @pytest.mark.parametrize(

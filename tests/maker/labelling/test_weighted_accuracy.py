@@ -8,6 +8,7 @@ from edge_fl import heads
 from edge_fl.data import grouping
 from edge_fl.heads.head import Features
 from edge_fl.heads.probability_calibration import UNCALIBRATED, Calibration, calibrate, from_arrays
+from edge_fl.heads.unknowns import NO_CLASSES
 from edge_fl_devices.data.first_guesses import weights
 from edge_fl_maker.labelling.immediate import informative
 from edge_fl_maker.labelling.session import RANDOM_EVERY
@@ -87,10 +88,10 @@ def test_weights_are_those_of_two_strata() -> None:
 
 def test_informative_pictures_alone_measure_nothing() -> None:
     confidences, right = np.full(10, 0.5, np.float32), np.ones(10, np.bool_)
-    means, far = np.eye(2, dtype=np.float32), np.zeros(10, np.float32)
+    far = np.zeros(10, np.float32)
 
     def found(chosen: list[bool]) -> Calibration:
-        made = Calibration(1.0, confidences, right, means, far, importance=weights(chosen, 50))
+        made = Calibration(1.0, confidences, right, NO_CLASSES, far, importance=weights(chosen, 50))
         return from_arrays(made.to_arrays())  # as it is stored
 
     assert not found([True] * 10).is_measured

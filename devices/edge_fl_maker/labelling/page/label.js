@@ -4,7 +4,7 @@
    fitted; nothing can be done to an item before it has been on the screen for SEEN_MS, less than a person takes to recognise one; nothing is
    queued. */
 
-const POLL_MS = 2000, BUSY_MS = 400, SEEN_MS = 250, LOAD_MS = 15000;
+const POLL_MS = 2000, BUSY_MS = 400, SEEN_MS = 250, LOAD_MS = 15000, MOST_FILES = 8;
 const $ = (id) => document.getElementById(id);
 const client = Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 const done = [], images = new Map();
@@ -148,6 +148,7 @@ function draw() {
   $("skip").disabled = !idle && (waiting || !shown || state !== "failed");
   $("undo").disabled = waiting || !done.length || (Boolean(shown) && state === "loading");
   drawClasses();
+  drawSuggestion();
   const outside = view.classes.filter((each) => !each.learned);
   $("rule").hidden = !outside.length;
   $("rule").textContent = outside.length
@@ -196,6 +197,19 @@ function drawClasses() {
     element.setAttribute("aria-pressed", String(each.name === selected));
     element.disabled = !shown || state !== "seen" || waiting;
   });
+}
+
+/* Drawn anew only for another suggestion, so that a name is not lost while it is typed. */
+function drawSuggestion() {
+  const box = $("suggestion"), found = view.suggestion, id = found ? found.id : "";
+  for (const button of box.querySelectorAll("button")) button.disabled = waiting;
+  if (box.dataset.id === id) return;
+  box.dataset.id = id;
+  box.hidden = !found;
+  $("suggested").value = "";
+  $("resemble").textContent = found ? found.files.length + " " + view.word + "s resemble each other and none of your classes: which class are they?" : "";
+  $("files").replaceChildren(...(found ? found.files.slice(0, MOST_FILES) : []).map((item) =>
+    Object.assign(new Image(), { src: address(item), alt: capital(view.word) + " " + item.name, title: item.name })));
 }
 
 function status() {
@@ -261,6 +275,21 @@ const addClass = (name) => act(async () => {
   adopt(added.view);
 });
 
+const labelSuggestion = (name) => act(async () => {
+  const { id, files } = view.suggestion, answer = await request("/api/label/suggestion", { client, suggestion: id, class_name: name });
+  const text = "Labelled: " + files.length + " " + view.word + "s " + name;
+  done.push([answer.action, text]);
+  say(text);
+  $("suggested").blur();
+  adopt(answer.view);
+});
+
+const dismissSuggestion = () => act(async () => {
+  const fresh = await request("/api/label/dismiss", { client, suggestion: view.suggestion.id });
+  say("Not suggested again");
+  adopt(fresh);
+});
+
 /* A click counts for the item on which its button went down, and a double click once. Screen readers click without pressing. */
 function click(work) {
   return (event) => {
@@ -313,6 +342,12 @@ $("new").onsubmit = (event) => {
   if ($("name").value.trim()) addClass($("name").value.trim());
 };
 
+$("dismiss").onclick = dismissSuggestion;
+$("suggestion").onsubmit = (event) => {
+  event.preventDefault();
+  if ($("suggested").value.trim()) labelSuggestion($("suggested").value.trim());
+};
+
 const press = () => { pressed = state === "loading" ? null : shown; };
 document.addEventListener("pointerdown", press, true);
 document.addEventListener("keydown", (event) => {
@@ -325,7 +360,7 @@ window.addEventListener("blur", () => { isKeyDown = false; });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && event.repeat) return event.preventDefault();  // it would press a focused button again and again
   if (event.key === "Escape") return close();
-  if (!$("new").hidden || event.ctrlKey || event.metaKey || event.altKey || !view) return;
+  if (!$("new").hidden || event.target === $("suggested") || event.ctrlKey || event.metaKey || event.altKey || !view) return;
   const buttons = { s: "skip", d: "discard", u: "undo", n: "add", l: "examine" };
   if (event.key.toLowerCase() === "p" && $("sound").src) {
     $("sound")[$("sound").paused ? "play" : "pause"]();
