@@ -40,6 +40,9 @@ FLEET = "fleet.test_acc"
 FLEET_LOST = "fleet.test_samples.lost"
 FLEET_GAINED = "fleet.test_samples.gained"
 """As TEST_LOST and TEST_GAINED, by the fleet's heads of two releases alone."""
+PROMISE_LOST = "promise.test_samples.lost"
+PROMISE_GAINED = "promise.test_samples.gained"
+"""As TEST_LOST and TEST_GAINED, of samples whose prediction set has the right class, as far as sets follow from a release alone."""
 OWN_WEIGHT = "served.own_weight"
 """How far a served head follows from a device's own labels alone rather than from the fleet's head, 0..1."""
 UNSEEN_TEST = "unseen.test_acc"
@@ -82,6 +85,8 @@ COUNTS = frozenset(
         VALIDATION_GAINED,
         FLEET_LOST,
         FLEET_GAINED,
+        PROMISE_LOST,
+        PROMISE_GAINED,
     }
 )
 """Counts of samples, which are not summarised over the fleet."""

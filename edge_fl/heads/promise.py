@@ -27,7 +27,7 @@ docs/promise.md has the figures (`python -m tools.study.promise`), also those of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,8 @@ LEAST_MISS = 0.1
 """Share of the allowed misses that a standard error leaves at least."""
 LEVELS = np.geomspace(0.001, 0.6, 64)
 """Shares of samples outside their sets for which thresholds are stored; others are interpolated."""
+USUAL_MISS = 0.1
+"""Of the promise by which releases are compared."""
 BINS, HIGHEST = 64, 8.0
 """Bins of a histogram of survivals, equal in -log v from 0 to HIGHEST; the last one has all beyond."""
 FINE = 1024
@@ -55,7 +57,7 @@ LARGEST = 0.9
 SURVIVALS = "survivals"
 """Name of the array [2, BINS] in the extra with the fleet's head: histograms of the fleet's head alone, and of heads with labels."""
 
-ARRAYS = LIMITS, TEMPERATURE = "promise", "promise_temperature"
+ARRAYS = LIMITS, TEMPERATURE, INSIDE = "promise", "promise_temperature", "promise_inside"
 """Names of the arrays that are stored."""
 
 Doubles = NDArray[np.float64]
@@ -66,12 +68,15 @@ Labels = NDArray[np.int64]
 class Promise:
     """Limits of a device's sets by LEVELS: masses float64 [L], the survival limit each; thresholds float64 [L], t each, or empty.
 
-    temperature: divides the logits before their probabilities are compared.
+    temperature: divides the logits before their probabilities are compared. alone: the survival limit of sets for a promise of 0.9 that
+    follow from the release alone, without own labels; inside bool [m]: whether each held-out label is in such a set.
     """
 
     masses: Doubles
     thresholds: Doubles
     temperature: float = 1.0
+    alone: float = USUAL_MISS
+    inside: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
 
     def sets(self, logits: Features | Doubles, promise: float) -> NDArray[np.bool_]:
         """Logits [n, C] -> whether each class is in the set [n, C]; with a promise of 0 the most probable class alone."""
@@ -108,20 +113,26 @@ class Promise:
         columns = [self.masses, self.thresholds] if len(self.thresholds) else [self.masses]
         return {
             LIMITS: np.stack(columns).astype(np.float32),
-            TEMPERATURE: np.array([self.temperature], np.float32),
+            TEMPERATURE: np.array([self.temperature, self.alone], np.float32),
+            INSIDE: self.inside.astype(np.uint8),
         }
+
+    def insides(self, logits: Features, y: Labels) -> NDArray[np.bool_]:
+        """As `inside`, of test samples with logits [n, C] and labels y [n]."""
+        return np.asarray(survivals(logits, y, temperature=self.temperature) >= self.alone)
 
 
 def from_arrays(arrays: Mapping[str, Array]) -> Promise:
     """Rebuild limits from their `to_arrays()`; `UNMEASURED` without. Raises ArtefactError."""
     if LIMITS not in arrays:
         return UNMEASURED
-    found, temperature = arrays[LIMITS], arrays.get(TEMPERATURE, np.empty(0))
-    fits = found.ndim == 2 and len(found) in (1, 2) and found.shape[1] == len(LEVELS)
-    if not fits or temperature.shape != (1,) or not (np.isfinite(found).all() and temperature[0] > 0):
+    found, numbers, inside = (arrays.get(name, np.empty(0)) for name in ARRAYS)
+    fits = found.ndim == 2 and len(found) in (1, 2) and found.shape[1] == len(LEVELS) and inside.ndim == 1
+    if not fits or numbers.shape != (2,) or not (np.isfinite(found).all() and numbers[0] > 0):
         raise ArtefactError(f"calibration: promise {list(found.shape)}, expected [1 or 2, {len(LEVELS)}]")
     rows = found.astype(np.float64)
-    return Promise(rows[0], rows[1] if len(rows) == 2 else np.empty(0), float(temperature[0]))
+    thresholds = rows[1] if len(rows) == 2 else np.empty(0)
+    return Promise(rows[0], thresholds, float(numbers[0]), float(numbers[1]), inside.astype(np.bool_))
 
 
 def of(
@@ -147,7 +158,9 @@ def of(
     places = np.searchsorted(covered, 1 - _careful(weights.sum()))
     masses = np.where(places < FINE, np.exp(-grid[np.minimum(places, FINE - 1)]), 0.0)
     thresholds = expected.score(masses) if expected else np.empty(0)
-    return Promise(masses, thresholds, temperature)
+    usual = int(np.searchsorted(_covered(fleet, grid), 1 - USUAL_MISS))
+    alone = float(np.exp(-grid[min(usual, FINE - 1)]))
+    return Promise(masses, thresholds, temperature, alone, own >= alone)
 
 
 def alarm(outside: Iterable[tuple[bool, float]]) -> float:

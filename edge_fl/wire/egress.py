@@ -32,6 +32,8 @@ NUMBERS = (
     metrics.FLEET,
     metrics.FLEET_LOST,
     metrics.FLEET_GAINED,
+    metrics.PROMISE_LOST,
+    metrics.PROMISE_GAINED,
     metrics.OWN_WEIGHT,
     metrics.PERSONAL_VALIDATION_BEFORE,
     metrics.PERSONAL_VALIDATION_AFTER,

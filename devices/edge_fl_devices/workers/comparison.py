@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,8 @@ from edge_fl.data import grouping
 from edge_fl.data.grouping import Groups
 from edge_fl.heads import Head
 from edge_fl.heads.auto import Choice
+from edge_fl.heads.probability_calibration import Calibration
+from edge_fl.heads.promise import UNMEASURED
 from edge_fl.release.manifests import Manifest
 from edge_fl_devices.features.client_features import ClientFeatures, FeatureSet
 from edge_fl_devices.serving.served_model import ServedModel
@@ -35,6 +37,7 @@ class BroadcastComparison:
     """Samples that only the served model classifies correctly, those that only the new one does, and whether the new one is worse.
 
     `old` is the head that was compared with the new one, unless by cross-validation. `fleets`: the same for the fleet's heads alone.
+    promise: losses and gains of samples whose prediction set has the right class; None where these were not compared.
     """
 
     lost: int = 0
@@ -42,6 +45,7 @@ class BroadcastComparison:
     worse: bool = False
     old: Head | None = None
     fleets: FleetsComparison = FleetsComparison()
+    promise: tuple[int, int] | None = None
 
 
 def compare(fits: Fits, choice: Choice, inputs: Inputs) -> BroadcastComparison:
@@ -51,13 +55,26 @@ def compare(fits: Fits, choice: Choice, inputs: Inputs) -> BroadcastComparison:
     if served is None or features is None:
         return BroadcastComparison(fleets=fleets)
     if inputs.pooled:
-        lost, gained = _compare_out_of_fold(fits, choice, inputs, served, features.pool)
-        return BroadcastComparison(lost, gained, is_significant(lost, gained), fleets=fleets)
-    old, new = served.stored.head, choice.head
+        return replace(_compare_out_of_fold(fits, choice, inputs, served, features.pool), fleets=fleets)
+    old, calibration = served.stored.head, served.stored.calibration
     if served.installed.manifest.input != inputs.manifest.input:
-        old = fits.fit_as_served(served, inputs, features.train).head
-    lost, gained = disagreements(old, features.test, new, inputs.features.test)
-    return BroadcastComparison(lost, gained, is_worse(old, features, new, inputs.features), old, fleets)
+        again = fits.fit_as_served(served, inputs, features.train)
+        old, calibration = again.head, again.calibration
+    lost, gained = disagreements(old, features.test, choice.head, inputs.features.test)
+    worse = is_worse(old, features, choice.head, inputs.features)
+    before, now = (
+        _inside(old, calibration, features.test),
+        _inside(choice.head, choice.calibration, inputs.features.test),
+    )
+    kept = None if before is None or now is None else changed(before, now, inputs.features.test.groups)
+    return BroadcastComparison(lost, gained, worse, old, fleets, kept)
+
+
+def _inside(head: Head, calibration: Calibration, data: FeatureSet) -> Answers | None:
+    """Whether the prediction set of each test sample has its class, as far as sets follow from the release alone; None if not known."""
+    if not len(data) or calibration.promise is UNMEASURED or head.classes <= data.y.max():
+        return None
+    return calibration.promise.insides(head.logits(data.z), data.y)
 
 
 def _compare_fleets(fits: Fits, inputs: Inputs) -> FleetsComparison:
@@ -88,15 +105,16 @@ def _is_same_fit(one: Manifest, other: Manifest) -> bool:
 
 def _compare_out_of_fold(
     fits: Fits, choice: Choice, inputs: Inputs, served: ServedModel, old: FeatureSet
-) -> tuple[int, int]:
-    """Cross-validate a head as on the served release too, on the same samples and folds; return losses and gains."""
+) -> BroadcastComparison:
+    """Cross-validate a head as on the served release too, on the same samples and folds."""
     if _is_same_fit(served.installed.manifest, inputs.manifest) or len(old) != len(inputs.fitted):
-        return 0, 0
-    right = fits.fit_as_served(served, inputs, old).calibration.right
-    right_now = choice.calibration.right
-    if len(right) != len(right_now):
-        return 0, 0
-    return changed(right, right_now, choice.calibration.groups)
+        return BroadcastComparison()
+    before, now = fits.fit_as_served(served, inputs, old).calibration, choice.calibration
+    if len(before.right) != len(now.right):
+        return BroadcastComparison()
+    lost, gained = changed(before.right, now.right, now.groups)
+    kept = changed(before.promise.inside, now.promise.inside, now.groups) if len(now.right) else None
+    return BroadcastComparison(lost, gained, is_significant(lost, gained), promise=kept)
 
 
 def measure(choice: Choice, inputs: Inputs, compared: BroadcastComparison) -> dict[str, float]:
@@ -135,6 +153,9 @@ def measure(choice: Choice, inputs: Inputs, compared: BroadcastComparison) -> di
     if compared.fleets.changes is not None:
         lost, gained = compared.fleets.changes
         numbers |= {metrics.FLEET_LOST: float(lost), metrics.FLEET_GAINED: float(gained)}
+    if compared.promise is not None:
+        lost, gained = compared.promise
+        numbers |= {metrics.PROMISE_LOST: float(lost), metrics.PROMISE_GAINED: float(gained)}
     if old is None or old_features is None:
         return numbers
     if compared.old:

@@ -1,16 +1,21 @@
 """A new model is served only if it is not worse than the old one, and a head is fitted again only for new inputs."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from edge_fl import metrics
 from edge_fl.data.samples import ClientData, Samples
+from edge_fl.heads import promise as promises
 from edge_fl.heads.auto import Choice
+from edge_fl.heads.fleet import Fleet
 from edge_fl.heads.linear import Constant, Nearest
 from edge_fl.heads.plan import HeadPlan
+from edge_fl.heads.probability_calibration import UNCALIBRATED
 from edge_fl.inputs import InputSpec
 from edge_fl.wire.messages import Capability
 from edge_fl_devices.agent.events import DataChanged
@@ -21,6 +26,7 @@ from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers import comparison
 from edge_fl_devices.workers.comparison import is_worse
 from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.head import HeadWorker
@@ -254,3 +260,33 @@ def test_features_survive_the_transfer_from_the_child() -> None:
     assert found.fingerprint == "print" and found.by_extractor[1] is None and found.by_extractor[0]
     np.testing.assert_array_equal(found.by_extractor[0].train.z, seen.z)
     assert len(found.by_extractor[0].test) == 0
+
+
+def test_labels_that_fall_out_of_their_sets_are_lost_though_predictions_are_the_same() -> None:
+    """A release whose logits are thirty times as large is as accurate, and much too sure."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(400, 3)).astype(np.float32)
+    data = FeatureSet(z, (z + 1.2 * rng.normal(size=z.shape)).argmax(axis=1))
+    inside = {}
+    for times in (1.0, 30.0):
+        head = Fleet(
+            3, "x", np.eye(3, dtype=np.float32) * np.float32(times), np.zeros(3, np.float32), np.arange(3)
+        )
+        promise = promises.of(head.logits(z), data.y, np.ones(len(data)), z[:0])
+        inside[times] = comparison._inside(head, replace(UNCALIBRATED, promise=promise), data)
+        assert np.array_equal(inside[times], promise.inside)
+    lost, gained = comparison.changed(inside[1.0], inside[30.0], data.groups)
+    assert lost > 40 > 4 * gained
+    assert comparison._inside(head, UNCALIBRATED, data) is None
+
+
+def test_a_report_on_a_second_release_says_what_fell_out_of_prediction_sets(site: Site) -> None:
+    server, fitter = site.server, Counting()
+    with running(guarded(site.home, fitter, [FIRST], below=100), connect=site.connect):
+        site.serve(site.publish())
+        assert metrics.PROMISE_LOST not in server.wait_for("pi-01", "rpt").metrics
+        server.ack("pi-01", "rel-1")
+        server.wait_for("pi-01", "state", lambda s: (s.release, s.activity) == (1, "idle"))
+        site.serve(site.publish(big(-graphs.WEIGHTS), expected=-expected()))
+        found = server.wait_for("pi-01", "rpt", number=2).metrics
+        assert found[metrics.PROMISE_LOST] == found[metrics.PROMISE_GAINED] == 0

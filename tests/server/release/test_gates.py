@@ -90,7 +90,11 @@ def test_a_likelihood_ratio_while_nothing_is_wrong_is_a_supermartingale(images: 
         replace(each, fleet_images=each.images, fleet_lost=each.lost, fleet_gained=each.gained)
         for each in drawn
     ]
-    for name in ("mean", "decile", "latency", "fleet", gates.POOLED):
+    drawn = [
+        replace(each, promise_images=each.images, promise_lost=each.lost, promise_gained=each.gained)
+        for each in drawn
+    ]
+    for name in ("mean", "decile", "latency", "fleet", "promise", gates.POOLED):
         grown = np.exp([gates.TESTS[name](found, GATES) for found in drawn]).mean(axis=1)
         assert grown.mean() - 3 * grown.std() / math.sqrt(len(grown)) <= 1.0
 
@@ -109,6 +113,7 @@ def test_the_likelihood_ratio_of_failures_has_a_mean_of_one_at_the_normal_rate()
         ([Outcome("", 0, 0, 0, 4.0)] * 5, "latency"),
         ([Outcome("", 400, 16, 0)] * 12, "mean"),
         ([replace(FINE, fleet_images=200, fleet_lost=20)] * 4, "fleet"),
+        ([replace(FINE, promise_images=200, promise_lost=20)] * 4, "promise"),
     ],
 )
 def test_each_gate_detects_its_harm(outcomes: list[Outcome], gate: str) -> None:
@@ -140,6 +145,10 @@ def test_each_gate_detects_its_harm(outcomes: list[Outcome], gate: str) -> None:
         (
             [*[replace(FINE, fleet_images=20, fleet_lost=12, fleet_gained=2)] * 4, FINE],
             "fleet: with the fleet's head alone accuracy changed by -50.0 points, in the bottom decile of 4 devices by -50.0",
+        ),
+        (
+            [*[replace(FINE, promise_images=20, promise_lost=12, promise_gained=2)] * 4, FINE],
+            "promise: of 80 samples of 4 devices 48 fell out of their prediction sets, and 8 came into them",
         ),
     ],
 )
@@ -413,6 +422,10 @@ def test_an_outcome_is_read_from_a_report() -> None:
     assert outcome_of("", found) == Outcome("", 40, 3, 1, 2.5)
     alone = {metrics.FLEET_LOST: 30.0, metrics.FLEET_GAINED: 20.0}
     assert outcome_of("", found | alone) == Outcome("", 40, 3, 1, 2.5, 50, 30, 20)
+    sets = {metrics.PROMISE_LOST: 30.0, metrics.PROMISE_GAINED: 20.0}
+    assert outcome_of("", found | sets) == Outcome(
+        "", 40, 3, 1, 2.5, promise_images=50, promise_lost=30, promise_gained=20
+    )
     assert outcome_of("canary_failed", found) == Outcome("canary_failed")
     assert outcome_of("", {}) == Outcome()
 

@@ -17,18 +17,21 @@ LOSSES = {
     "mean": 0.03 ** np.array([1, 2 / 3, 1 / 3, 0]),
     "decile": 0.1 ** np.array([1, 2 / 3, 1 / 3, 0]),
     "fleet": 0.03 ** np.array([1, 2 / 3, 1 / 3, 0]),
+    "promise": 0.03 ** np.array([1, 2 / 3, 1 / 3, 0]),
     "pooled": 0.03 ** np.array([1, 2 / 3, 1 / 3, 0]),
 }
-SHARE = {"mean": 0.5, "decile": 0.1, "fleet": 0.5, "pooled": 0.9}
-GATE = np.log(250)
-LIMIT = {"mean": GATE, "decile": GATE, "fleet": GATE, "pooled": np.log(50)}
-LARGEST = {"mean": 0.45 * GATE, "decile": 0.45 * GATE, "fleet": 0.45 * GATE, "pooled": 0.65 * np.log(50)}
+SHARE = {"mean": 0.5, "decile": 0.1, "fleet": 0.5, "promise": 0.5, "pooled": 0.9}
+GATE = np.log(300)
+LIMIT = {**dict.fromkeys(("mean", "decile", "fleet", "promise"), GATE), "pooled": np.log(50)}
+LARGEST = {**{name: 0.45 * limit for name, limit in LIMIT.items()}, "pooled": 0.65 * np.log(50)}
 
 
 def outcome_for(test: str, images: int, lost: int, gained: int) -> Outcome:
     """The outcome of a device that reports these numbers to a test."""
     if test == "fleet":
         return Outcome(fleet_images=images, fleet_lost=int(lost), fleet_gained=int(gained))
+    if test == "promise":
+        return Outcome(promise_images=images, promise_lost=int(lost), promise_gained=int(gained))
     return Outcome("", images, int(lost), int(gained))
 
 

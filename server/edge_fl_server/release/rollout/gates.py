@@ -10,6 +10,7 @@ of looks. `false_abort` is divided among the gates (Bonferroni).
     latency   half of the devices need `slower` times as long for a sample; less than `SHORTEST_MS` counts as that
     failures  `FAILURE_RATE` of the devices cannot run the release, compared with `NORMAL_FAILURE_RATE`
     fleet     as mean, of the fleet's head alone, which devices without labels serve; where labels correct it, mean and decile see nothing
+    promise   as mean, of the prediction sets that follow from the release alone: whether they have the right class
     pooled    most of the devices lose accuracy, `mean_loss` or more: no gate, but no stage completes while `doubt` objects
 
 Accuracy is compared on the same test images of the same device, image by image (McNemar). Of the `lost` + `gained` images with another
@@ -59,8 +60,8 @@ POOLED = "pooled"
 class Outcome:
     """The effect of a release on one device: why it `failed`, or `lost` and `gained` of its test `images`, and latency ratio `slower`.
 
-    `fleet_images`, `fleet_lost`, `fleet_gained`: the same images by the fleet's heads of both releases alone; 0 where these were not
-    compared.
+    `fleet_images`, `fleet_lost`, `fleet_gained`: the same images by the fleet's heads of both releases alone; `promise_images`,
+    `promise_lost`, `promise_gained`: by whether their prediction sets have the right class. 0 where these were not compared.
     """
 
     failed: str = ""
@@ -71,6 +72,14 @@ class Outcome:
     fleet_images: int = 0
     fleet_lost: int = 0
     fleet_gained: int = 0
+    promise_images: int = 0
+    promise_lost: int = 0
+    promise_gained: int = 0
+
+    @property
+    def of_sets(self) -> "Outcome":
+        """The outcome with prediction sets in the place of predictions."""
+        return Outcome(images=self.promise_images, lost=self.promise_lost, gained=self.promise_gained)
 
     @property
     def of_fleets_head(self) -> "Outcome":
@@ -89,13 +98,29 @@ def outcome_of(error: str, values: Mapping[str, float]) -> Outcome:
         metrics.TEST_GAINED,
         metrics.FLEET_LOST,
         metrics.FLEET_GAINED,
+        metrics.PROMISE_LOST,
+        metrics.PROMISE_GAINED,
     )
     numbers = (values.get(name, 0.0) for name in names)
-    images, lost, gained, *of_fleet = (int(min(max(number, 0.0), MAX_IMAGES)) for number in numbers)
+    images, lost, gained, *of_both = (int(min(max(number, 0.0), MAX_IMAGES)) for number in numbers)
+    fleet_lost, fleet_gained, promise_lost, promise_gained = of_both
     measured = min(before, after) > 0
     slower = max(after, SHORTEST_MS) / max(before, SHORTEST_MS) if measured else 0.0
-    fleet_images = max(images, sum(of_fleet)) if metrics.FLEET_LOST in values else 0
-    return Outcome("", max(images, lost + gained), lost, gained, slower, fleet_images, *of_fleet)
+    fleet_images = max(images, fleet_lost + fleet_gained) if metrics.FLEET_LOST in values else 0
+    promise_images = max(images, promise_lost + promise_gained) if metrics.PROMISE_LOST in values else 0
+    return Outcome(
+        "",
+        max(images, lost + gained),
+        lost,
+        gained,
+        slower,
+        fleet_images,
+        fleet_lost,
+        fleet_gained,
+        promise_images,
+        promise_lost,
+        promise_gained,
+    )
 
 
 def updated(evidence: Evidence, outcome: Outcome, gates: GateConfig) -> Evidence:
@@ -199,6 +224,15 @@ def _latency_summary(outcomes: list[Outcome]) -> str:
     return f"a sample takes {ratios[len(ratios) // 2]:.2f} times as long"
 
 
+def _promise_summary(outcomes: list[Outcome]) -> str:
+    tested = [each.of_sets for each in outcomes if each.promise_images]
+    lost, gained = sum(each.lost for each in tested), sum(each.gained for each in tested)
+    return (
+        f"of {sum(each.images for each in tested)} samples of {len(tested)} devices {lost} fell out of their prediction sets,"
+        f" and {gained} came into them"
+    )
+
+
 def _failure_summary(outcomes: list[Outcome]) -> str:
     failed = [outcome.failed for outcome in outcomes if outcome.failed]
     return f"{len(failed)} of {len(outcomes)} devices failed ({', '.join(sorted(set(failed)))})"
@@ -210,6 +244,7 @@ GATES: Mapping[str, Callable[[Outcome, GateConfig], Ratios]] = {
     "latency": _latency,
     "failures": _failures,
     "fleet": lambda outcome, gates: _worse(outcome.of_fleets_head, HALF, gates.mean_loss, gates.spread),
+    "promise": lambda outcome, gates: _worse(outcome.of_sets, HALF, gates.mean_loss, gates.spread),
 }
 """The evidence that one outcome adds to each gate."""
 TESTS = {**GATES, POOLED: lambda outcome, gates: _worse(outcome, MOST, gates.mean_loss, gates.spread)}
@@ -222,4 +257,5 @@ SUMMARIES: Mapping[str, Callable[[list[Outcome]], str]] = {
     "latency": _latency_summary,
     "failures": _failure_summary,
     "fleet": _fleet_summary,
+    "promise": _promise_summary,
 }
