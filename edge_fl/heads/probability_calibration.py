@@ -259,6 +259,10 @@ def of_estimate(estimate: Estimate, data: TrainingSet) -> Calibration:
     )
     if not len(rows):
         return replace(UNCALIBRATED, promise=promise)
+    if estimate.fleet is not None:
+        weights = grouping.weights(scenes, len(rows), importance)
+        own = promises.for_fleet(estimate.fleet.astype(np.float32), held, y, weights)
+        promise = replace(promise, own=own)
     known, distances = _measured(data.z, data.y, rows, groups, importance, data.unlabelled)
     fleet = np.empty(0, np.bool_) if estimate.fleet is None else estimate.fleet.argmax(axis=1) == y
     found = _calibration(

@@ -37,6 +37,8 @@ from edge_fl.heads.head import Array, Features
 
 FLEET_LABELS = 150.0
 """Own labels as which the fleet's survivals count, however many these are: with fewer, own labels move the sets more than they know."""
+FURTHEST = 3.0
+"""Factor by which devices' histograms may differ from right probabilities (`limited`)."""
 LEAST_MISS = 0.1
 """Share of the allowed misses that a standard error leaves at least."""
 LEVELS = np.geomspace(0.001, 0.6, 64)
@@ -57,7 +59,7 @@ LARGEST = 0.9
 SURVIVALS = "survivals"
 """Name of the array [2, BINS] in the extra with the fleet's head: histograms of the fleet's head alone, and of heads with labels."""
 
-ARRAYS = LIMITS, TEMPERATURE, INSIDE = "promise", "promise_temperature", "promise_inside"
+ARRAYS = LIMITS, TEMPERATURE, INSIDE, OWN = "promise", "promise_temperature", "promise_inside", "promise_own"
 """Names of the arrays that are stored."""
 
 Doubles = NDArray[np.float64]
@@ -69,7 +71,8 @@ class Promise:
     """Limits of a device's sets by LEVELS: masses float64 [L], the survival limit each; thresholds float64 [L], t each, or empty.
 
     temperature: divides the logits before their probabilities are compared. alone: the survival limit of sets for a promise of 0.9 that
-    follow from the release alone, without own labels; inside bool [m]: whether each held-out label is in such a set.
+    follow from the release alone, without own labels; inside bool [m]: whether each held-out label is in such a set. own [2, BINS]: the
+    device's histograms for its fleet, as in a release, each of sum 1, or empty.
     """
 
     masses: Doubles
@@ -77,6 +80,7 @@ class Promise:
     temperature: float = 1.0
     alone: float = USUAL_MISS
     inside: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    own: Doubles = field(default_factory=lambda: np.empty((0, BINS)))
 
     def sets(self, logits: Features | Doubles, promise: float) -> NDArray[np.bool_]:
         """Logits [n, C] -> whether each class is in the set [n, C]; with a promise of 0 the most probable class alone."""
@@ -115,6 +119,7 @@ class Promise:
             LIMITS: np.stack(columns).astype(np.float32),
             TEMPERATURE: np.array([self.temperature, self.alone], np.float32),
             INSIDE: self.inside.astype(np.uint8),
+            OWN: self.own.astype(np.float32),
         }
 
     def insides(self, logits: Features, y: Labels) -> NDArray[np.bool_]:
@@ -126,13 +131,15 @@ def from_arrays(arrays: Mapping[str, Array]) -> Promise:
     """Rebuild limits from their `to_arrays()`; `UNMEASURED` without. Raises ArtefactError."""
     if LIMITS not in arrays:
         return UNMEASURED
-    found, numbers, inside = (arrays.get(name, np.empty(0)) for name in ARRAYS)
+    found, numbers, inside, own = (arrays.get(name, np.empty(0)) for name in ARRAYS)
     fits = found.ndim == 2 and len(found) in (1, 2) and found.shape[1] == len(LEVELS) and inside.ndim == 1
+    fits = fits and own.shape in ((0, BINS), (2, BINS)) and bool(np.isfinite(own).all())
     if not fits or numbers.shape != (2,) or not (np.isfinite(found).all() and numbers[0] > 0):
         raise ArtefactError(f"calibration: promise {list(found.shape)}, expected [1 or 2, {len(LEVELS)}]")
     rows = found.astype(np.float64)
     thresholds = rows[1] if len(rows) == 2 else np.empty(0)
-    return Promise(rows[0], thresholds, float(numbers[0]), float(numbers[1]), inside.astype(np.bool_))
+    known = inside.astype(np.bool_), own.astype(np.float64)
+    return Promise(rows[0], thresholds, float(numbers[0]), float(numbers[1]), *known)
 
 
 def of(
@@ -194,6 +201,24 @@ def histogram(v: Doubles, weights: Doubles | None = None) -> Doubles:
     """Histogram float64 [BINS] of survivals v [n]."""
     places = np.minimum((-np.log(v) * (BINS / HIGHEST)).astype(np.int64), BINS - 1)
     return np.bincount(places, weights, minlength=BINS).astype(np.float64)
+
+
+def for_fleet(alone: Features, held: Features, y: Labels, weights: Doubles) -> Doubles:
+    """A device's histograms [2, BINS], each of sum 1, of the fleet's head alone and of its own, with logits [m, C] of its labels y [m]."""
+    rows = np.stack([histogram(survivals(each, y, weights), weights) for each in (alone, held)])
+    return np.asarray(rows / rows.sum(axis=1, keepdims=True))
+
+
+def limited(rows: Doubles) -> Doubles:
+    """Histograms [2, BINS] whose quantiles of -log v are within a factor of FURTHEST of those of right probabilities, each of its old sum.
+
+    So no device can take all sets away, or make all of them everything, whatever it adds to a sum that nobody sees the parts of.
+    """
+    ends = np.linspace(0, HIGHEST, BINS + 1)[:-1]
+    totals = rows.sum(axis=1, keepdims=True)
+    covered = np.cumsum(np.pad(rows[:, :-1], ((0, 0), (1, 0))), axis=1) / np.maximum(totals, 1e-12)
+    bounded = np.clip(covered, 1 - np.exp(-ends / FURTHEST), 1 - np.exp(-ends * FURTHEST))
+    return np.asarray(np.diff(bounded, append=1.0) * totals)
 
 
 def received(extra: Mapping[str, Array], labels: bool) -> Doubles | None:

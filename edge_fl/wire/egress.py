@@ -61,13 +61,17 @@ HEAD_NUMBERS = (*NUMBERS, *auto.NUMBERS)
 STATISTICS = "statistics"
 """Subject of the sums of class statistics (`edge_fl.heads.class_statistics`)."""
 
+SURVIVALS = "survivals"
+"""Subject of the sums of how probable labels were to a device's heads (`edge_fl.heads.promise`)."""
+
 SUMS = {
+    SURVIVALS: ("two histograms of how probable its labels were to its heads, each of sum 1",),
     STATISTICS: (
         "counts of labels",
         "sums of centred features",
         "their second moment, projected",
         "the centre of the features",
-    )
+    ),
 }
 """Content of the vectors that a device may add to a sum over devices, by the sum's subject."""
 

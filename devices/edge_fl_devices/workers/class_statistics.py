@@ -5,6 +5,8 @@
     FOLDER/statistics/trained.msgpack the same of a full device, made with the extractor of a run's final round
     FOLDER/statistics/sent.json       the pictures of which a vector left, or may have left, by hash
     FOLDER/statistics/own.msgpack     what the device has added, by the key of the sum
+    FOLDER/statistics/survivals.msgpack    its histograms for the next sum of SURVIVALS (`edge_fl.heads.promise`)
+    FOLDER/statistics/survivals.json  the extractor of which histograms left, or may have left
 
 A prior is used without the device's own part of it (`without_own`): its pictures count once, as labels, and cross-validation predicts
 pictures that the prior does not know.
@@ -46,6 +48,7 @@ log = logging.getLogger(__name__)
 
 GROWTH = 0.5
 """Share by which the labels of a device must have grown since its last sum."""
+HISTOGRAMS, HISTOGRAMS_SENT = "survivals.msgpack", "survivals.json"
 NEXT, TRAINED, SENT, OWN = "next.msgpack", "trained.msgpack", "sent.json", "own.msgpack"
 T = TypeVar("T")
 
@@ -72,6 +75,15 @@ class StatisticsOffer(Struct, frozen=True, eq=False):
     trained: str = ""
 
 
+class SurvivalsOffer(Struct, frozen=True, eq=False):
+    """Histograms float64 [2, BINS] for the next sum on a release of an extractor, and the stamp of the data they are of."""
+
+    rows: Array
+    release: int
+    extractor: str
+    stamp: str
+
+
 class Added(Struct, frozen=True):
     """What `device` has added to sums of features from one `extractor`: `arrays` by KEY.NAME, their ids by key; `sum`: the last."""
 
@@ -88,6 +100,48 @@ class StatisticsOffers:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "statistics"
         self._given: tuple[str, StatisticsOffer] | None = None
+        self._given_rows: tuple[str, SurvivalsOffer] | None = None
+
+    def prepare_survivals(
+        self, release: int, extractor: str, rows: NDArray[np.float64], stamp: str = ""
+    ) -> None:
+        """Store the histograms [2, BINS] of a served head for the next sum, unless some left for this extractor; without rows remove them.
+
+        So sums over nearly the same devices do not tell one of them. Raises ArtefactError if the disk fails.
+        """
+        if not len(rows) or self._left(extractor):
+            (self._folder / HISTOGRAMS).unlink(missing_ok=True)
+            return
+        self._write(HISTOGRAMS, encode(SurvivalsOffer(rows, release, extractor, stamp)))
+
+    def give_survivals(
+        self, id: str, release: int, length: int, stamp: str = ""
+    ) -> NDArray[np.float64] | None:
+        """Return the histograms for the sum `id` of `length` numbers, as `give`."""
+        self._given_rows = None
+        found = self._read(HISTOGRAMS, SurvivalsOffer)
+        if found is None or (found.release, found.stamp) != (release, stamp) or self._left(found.extractor):
+            return None
+        if found.rows.size != length:
+            raise StatisticsError(
+                f"a sum of {length} numbers, this device has {found.rows.size}", "nothing was sent"
+            )
+        self._given_rows = (id, found)
+        return found.rows.ravel()
+
+    def commit_survivals(self, id: str) -> None:
+        """Record that the histograms of the sum `id` leave, or may have left. Raises as `commit`."""
+        given, self._given_rows = self._given_rows, None
+        if given is None or given[0] != id:
+            raise StatisticsError(f"the histograms are not those of the sum {id}", "nothing was sent")
+        self._write(HISTOGRAMS_SENT, json.encode(Sent(given[1].extractor)))
+        (self._folder / HISTOGRAMS).unlink(missing_ok=True)
+
+    def _left(self, extractor: str) -> bool:
+        """Whether histograms of this extractor left; also if the record of it is damaged."""
+        path = self._folder / HISTOGRAMS_SENT
+        found = read_json(path, Sent)
+        return path.exists() if found is None else found.extractor == extractor
 
     def prepare(
         self,
@@ -126,8 +180,9 @@ class StatisticsOffers:
         self._write(TRAINED, encode(StatisticsOffer(found.flat, found.shape, 0, pictures, stamp, trained)))
 
     def withdraw(self) -> None:
-        """Remove the offer: the release does not ask for sums."""
-        (self._folder / NEXT).unlink(missing_ok=True)
+        """Remove the offers: the release does not ask for sums."""
+        for name in (NEXT, HISTOGRAMS):
+            (self._folder / name).unlink(missing_ok=True)
 
     def give(
         self,
@@ -218,7 +273,8 @@ class StatisticsOffers:
         except (StatisticsError, ValueError, IndexError, KeyError) as error:
             log.warning("own part of the prior: %s", error)
             return dict(extras)
-        return {**extras, PRIOR: found.addends()}
+        kept = {name: array for name, array in prior.items() if name == sums.SURVIVALS}
+        return {**extras, PRIOR: {**found.addends(), **kept}}
 
     def _added(self, extractor: str = "") -> Added:
         """What the device has added to sums of features from this extractor ("": the last)."""

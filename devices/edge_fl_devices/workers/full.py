@@ -32,7 +32,7 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import norm, steps, tiers, update_codec
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
-from edge_fl.wire.egress import of_head
+from edge_fl.wire.egress import STATISTICS, of_head
 from edge_fl.wire.messages import Assignment, Mode, Report, SumRequest
 from edge_fl.wire.tensors import pack, unpack
 from edge_fl_devices.agent.assignments import KINDS, MEASURES
@@ -78,6 +78,8 @@ class FullWorker(Worker):
         if not self.share:
             return None
         of_head(()).require_sum(request.subject)
+        if request.subject != STATISTICS:
+            return None
         extractor, trained = request.extractor, request.trained
         return self._offers.give(
             id, request.release, request.length, self.data_stamp(), extractor=extractor, trained=trained

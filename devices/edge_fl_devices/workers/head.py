@@ -20,7 +20,9 @@ from edge_fl.errors import DataError, EdgeFLError, NoLabelsError
 from edge_fl.failures import Failure
 from edge_fl.heads import Head
 from edge_fl.heads.auto import Choice
-from edge_fl.wire.egress import STATISTICS, of_head
+from edge_fl.heads.class_statistics.prior import PRIOR
+from edge_fl.heads.promise import BINS
+from edge_fl.wire.egress import STATISTICS, SURVIVALS, of_head
 from edge_fl.wire.messages import Report, SumRequest
 from edge_fl_devices.agent.assignments import parcel_for
 from edge_fl_devices.agent.effects import Fit, Install, Job, Refresh, Train
@@ -110,12 +112,17 @@ class HeadWorker(Worker):
             return None
         of_head(()).require_sum(request.subject)
         extractor, trained = request.extractor, request.trained
+        if request.subject == SURVIVALS:
+            return self._offers.give_survivals(id, request.release, request.length, self._data_stamp())
         return self._offers.give(
             id, request.release, request.length, self._data_stamp(), extractor=extractor, trained=trained
         )
 
     def commit(self, id: str, request: SumRequest, *, leaves: bool) -> None:
-        self._offers.commit(id, request.clip, self.device, leaves=leaves)
+        if request.subject == SURVIVALS:
+            self._offers.commit_survivals(id)
+        else:
+            self._offers.commit(id, request.clip, self.device, leaves=leaves)
 
     def settle(self, id: str, devices: Collection[str]) -> None:
         self._offers.settle(id, added=self.device in devices)
@@ -178,7 +185,7 @@ class HeadWorker(Worker):
             drift.remember_fit(self.store.folder, drift.moments(choice.head.extractor, inputs.fitted.z))
         self._slots.mark_good()
         self.store.keep_fitted_data(inputs.stamp)
-        self._prepare_statistics(inputs)
+        self._prepare_sums(inputs, choice)
 
     def _head_update(self, head: Head, inputs: Inputs) -> bytes | None:
         if not self._share:
@@ -186,8 +193,8 @@ class HeadWorker(Worker):
         train = inputs.features.train
         return head_updates.head_update(inputs.manifest, head, train.z, train.y, inputs.extras)
 
-    def _prepare_statistics(self, inputs: Inputs) -> None:
-        """Prepare what the device may add to a sum, if the release asks for it."""
+    def _prepare_sums(self, inputs: Inputs, choice: Choice) -> None:
+        """Prepare what the device may add to sums, if the release asks for them."""
         manifest, fitted = inputs.manifest, inputs.fitted
         if not self._share or STATISTICS not in manifest.sums:
             self._offers.withdraw()
@@ -195,5 +202,8 @@ class HeadWorker(Worker):
         release, sha256, classes = manifest.release, manifest.extractor.sha256, len(manifest.classes)
         try:
             self._offers.prepare(release, sha256, fitted.z, fitted.y, classes, inputs.stamp)
+            measured = choice.calibration.is_measured and PRIOR in inputs.extras
+            rows = choice.calibration.promise.own if measured else np.empty((0, BINS))
+            self._offers.prepare_survivals(release, sha256, rows, inputs.stamp)
         except EdgeFLError as error:
             log.warning("class statistics: %s", error)

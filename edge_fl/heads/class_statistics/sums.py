@@ -52,7 +52,9 @@ MOST_SUMS, MOST_LEFT_OUT = 1024, 128
 """Lengths of ADDED and LEFT_OUT at most. Of more sums no prior is made; of LEFT_OUT the oldest rows go."""
 ALL_CLASSES = -1
 """In LEFT_OUT: nothing of this device is in the sum."""
-LISTS = {ADDED, DEVICES, LEFT_OUT}
+SURVIVALS = "survivals"
+"""Name of the array of an extra with the devices' histograms (`edge_fl.heads.promise`)."""
+LISTS = {ADDED, DEVICES, LEFT_OUT, SURVIVALS}
 SUMS = ("count", "sums", "moment", "centre")
 MEANS = ("count", "means", "mean_moment", "mean_centre")
 SHORTEST = 1e-9

@@ -7,6 +7,7 @@ moment. Where the sum is plain, each device's statistics are checked by themselv
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -34,6 +35,7 @@ from edge_fl.heads.class_statistics.sums import (
     left_out_key,
 )
 from edge_fl.heads.plan import Way
+from edge_fl.heads.promise import BINS, limited
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract import norm, steps, tiers
 from edge_fl.methods.contract.method import Method
@@ -41,7 +43,7 @@ from edge_fl.release.manifests import Manifest
 from edge_fl.secure import fixed_point
 from edge_fl.secure.server import Sum
 from edge_fl.wire import tensors
-from edge_fl.wire.egress import STATISTICS
+from edge_fl.wire.egress import STATISTICS, SURVIVALS
 from edge_fl.wire.identity import CA_FILE
 from edge_fl_server.mqtt.secure_sums import SecureSums, SumOptions
 from edge_fl_server.mqtt.session import Server
@@ -54,6 +56,9 @@ log = logging.getLogger(__name__)
 
 INHERITED: Mapping[str, Way] = {PRIOR: "cosine"}
 """The prior stays with its extractor; a head of own labels on a release with it is a cosine head."""
+NO_SURVIVALS = np.empty((0, BINS))
+SLACK = 1e-3
+"""By which a masked sum of histograms may be below 0 or above the number of devices."""
 WAYS = ("own", "cosine")
 """Ways of fitting heads that a prior replaces; the other ways are those of a method's own head."""
 
@@ -65,6 +70,11 @@ class _Collected(NamedTuple):
     added: tuple[int, ...]
     devices: int
     left_out: Labels
+    survivals: Doubles = NO_SURVIVALS
+
+    def with_survivals(self, rows: Doubles) -> Self:
+        """The same with the survivals [2, BINS] of further devices."""
+        return self._replace(survivals=self.survivals + rows if len(self.survivals) else rows)
 
     def plus(self, other: Self) -> Self:
         """Both together."""
@@ -73,6 +83,7 @@ class _Collected(NamedTuple):
             (*self.added, *other.added),
             self.devices + other.devices,
             np.concatenate([self.left_out, other.left_out]),
+            self.survivals if len(self.survivals) else other.survivals,
         )
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -82,6 +93,8 @@ class _Collected(NamedTuple):
             DEVICES: np.array([self.devices], np.int32),
             LEFT_OUT: self.left_out[-MOST_LEFT_OUT:],
         }
+        if len(self.survivals):
+            lists[sums.SURVIVALS] = self.survivals.astype(np.float32)
         return {**self.found.arrays(), **lists}
 
 
@@ -113,18 +126,58 @@ class StatisticsCollector:
         shape = sums.shape_of(len(manifest.classes), manifest.feature_dim)
         earlier = self._earlier(rollout, manifest, shape)
         trained = f"{manifest.run_id}/{manifest.round}"
-        groups = [*self._groups(manifest, shape, trained if trained == full else "")]
-        now, record = groups[0].collected, groups[0].record
-        for group in groups[1:]:
-            now = now.plus(group.collected)
-            record = _joined(record, group.record)
+        groups, nothing = list[_Group](), None
+        try:
+            groups += self._groups(manifest, shape, trained if trained == full else "")
+        except (SecureSumError, StatisticsError) as error:
+            if earlier is None or len(earlier.survivals):
+                raise
+            nothing = error
+        known, now, record = earlier, None, None
+        for group in groups:
+            now = now.plus(group.collected) if now else group.collected
+            record = _joined(record, group.record) if record else group.record
+        if earlier and (rows := self._survivals(manifest)) is not None:
+            known = earlier.with_survivals(rows[0])
+            record = record or rows[1]
+        if record is None:
+            assert nothing is not None
+            raise nothing
         if rollout.current != manifest:
             raise StatisticsError(f"release {manifest.release} was replaced meanwhile")
-        extra = tensors.pack({PRIOR: (earlier.plus(now) if earlier else now).arrays()})
+        both = known.plus(now) if known and now else known or now
+        assert both is not None  # there is a record of one
+        extra = tensors.pack({PRIOR: both.arrays()})
         extended = rollout.extend({PRIOR: extra}, INHERITED[PRIOR], plan)
         journal = self._server.journal
         rollouts.record_release(journal.db, rollouts.published(journal.fleet, extended))
         return record
+
+    def _survivals(self, manifest: Manifest) -> tuple[Doubles, RunSum] | None:
+        """How probable labels were to the heads of the devices that have the prior; None without a sum, or with noise, which hides it."""
+        if PRIOR not in manifest.extras or self._options.noise_multiplier:
+            return None
+        rows, names = np.zeros((2, BINS)), list[str]()
+        options = replace_fields(self._options, clip=0.0)
+        try:
+            for total in self._sums.collect_groups(SURVIVALS, manifest.release, 2 * BINS, options):
+                if isinstance(total, SecureSumError):
+                    continue
+                found = total.vector.reshape(2, BINS)
+                if (found < -SLACK).any() or (found.sum(axis=1) > len(total.devices) + SLACK).any():
+                    log.warning(
+                        "survivals: a sum of %d devices that cannot be theirs; left out", len(total.devices)
+                    )
+                    continue
+                rows += np.maximum(found, 0)
+                names += total.devices
+        except SecureSumError as error:
+            log.info("survivals: none collected: %s", error)
+        if not names:
+            return None
+        return limited(rows), RunSum(
+            manifest.release, tuple(names), rows.size * fixed_point.BYTES, self._masked, 0
+        )
 
     def _groups(self, manifest: Manifest, shape: Shape, trained: str) -> Iterator[_Group]:
         """The sums of the groups that completed. Raises as `collect` if there is none."""
@@ -239,7 +292,8 @@ class StatisticsCollector:
             raise StatisticsError(
                 f"{len(added)} sums for this extractor, no more can be listed", "the earlier prior stays"
             )
-        return _Collected(found.resized(shape), tuple(added.tolist()), devices, left_out)
+        survivals = arrays.get(sums.SURVIVALS, NO_SURVIVALS).astype(np.float64)
+        return _Collected(found.resized(shape), tuple(added.tolist()), devices, left_out, survivals)
 
 
 def _collectable(rollout: RolloutCoordinator) -> Manifest:
@@ -262,6 +316,9 @@ def _joined(one: RunSum, other: RunSum) -> RunSum:
 
 def summary(found: RunSum, current: Manifest | None) -> str:
     """A line for the operator about a sum that was collected."""
+    if not found.pictures:
+        known = f"; release {current.release} says so" if current else ""
+        return f"how probable labels were to the heads of {len(found.devices)} devices is known{known}"
     return (
         f"class statistics: {found.pictures} samples of {len(found.devices)} devices"
         + (f", epsilon {found.epsilon:.3g}" if found.epsilon else "")
