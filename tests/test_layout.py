@@ -370,6 +370,7 @@ OTHER_BYTES = {
     "devices/edge_fl_devices/flash/targets/ssh.py": "exit code of ssh",
     "devices/edge_fl_maker/labelling/moves.py": "longest name of a file",
     "edge_fl/heads/probability_calibration.py": "true or false in a file",
+    "edge_fl/heads/promise.py": "true or false in a file",
     "edge_fl/secure/fixed_point.py": "bytes of masked numbers",
     "edge_fl/wire/tensors.py": "bytes of tensors, and the longest name of one",
 }

@@ -88,8 +88,8 @@ def sharing(
         said = "numbers about its own head alone; uploads = false in its settings keeps it out of all sums"
     elif certified:
         said = (
-            f"class statistics, in masked sums over at least {minimum} devices; never a picture, or the features of one by themselves."
-            " uploads = false in its settings switches this off"
+            f"class statistics, in masked sums over at least {minimum} devices, and in another one how probable its labels were to its"
+            " heads; never a picture, or the features of one by themselves. uploads = false in its settings switches this off"
         )
     else:
         said = (

@@ -22,8 +22,9 @@ from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.heads import HeadPlan
 from edge_fl.heads.class_statistics import sums as class_statistics
 from edge_fl.heads.class_statistics.prior import PRIOR
-from edge_fl.heads.class_statistics.sums import ADDED, Statistics
+from edge_fl.heads.class_statistics.sums import ADDED, SURVIVALS, Statistics
 from edge_fl.heads.class_statistics.sums import DEVICES as IN_SUMS
+from edge_fl.heads.promise import BINS, Promise
 from edge_fl.inputs import InputSpec
 from edge_fl.methods.contract import steps
 from edge_fl.models import build_net
@@ -41,7 +42,7 @@ from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers import comparison, head_updates
 from edge_fl_devices.workers.class_statistics import StatisticsOffers
-from edge_fl_devices.workers.fits import Fits
+from edge_fl_devices.workers.fits import Fits, FitSettings
 from edge_fl_devices.workers.full import FullWorker
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_lab.report import page
@@ -461,6 +462,42 @@ def served_between_runs(site: Site, identity: Path) -> Iterator[None]:
             stopping.set()
             thread.join(90)
             assert not thread.is_alive()
+
+
+def test_how_probable_labels_were_reaches_every_device_once_in_a_masked_sum(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The prior comes first: heads that have it are those of which the fleet learns how wrong their probabilities are."""
+    identity = with_certificates(tmp_path, monkeypatch, DEVICES) / "pi-0"
+    site.data, site.fit = partial(labelled, 30), FitSettings("", calibrate=True, cross_validate_below=100)
+    with site.fleet((), DEVICES):
+        run(site, "auto", minimum=6, identity=str(identity))
+        _, two = kept(site)
+        assert SURVIVALS not in prior_of(site, two)
+        before = {name: limits_of(site, name) for name in DEVICES}
+        run(site, "auto", minimum=6, identity=str(identity))
+        assert (
+            "how probable labels were to the heads of 6 devices is known; release 4 says so"
+            in capsys.readouterr().err
+        )
+        rows = prior_of(site, kept(site)[-1])[SURVIVALS]
+        assert rows.shape == (2, BINS) and np.allclose(rows.sum(axis=1), 6, atol=1e-3)
+        assert np.array_equal(counted(site, kept(site)[-1]), counted(site, two))  # statistics as they were
+        for name in DEVICES:
+            after = limits_of(site, name)
+            assert np.allclose(after.own.sum(axis=1), 1) and not np.array_equal(
+                after.masses, before[name].masses
+            )
+        run(site, "auto", minimum=6, identity=str(identity))  # nothing leaves a second time
+        assert np.array_equal(prior_of(site, kept(site)[-1])[SURVIVALS], rows)
+
+
+def limits_of(site: Site, name: str) -> Promise:
+    """What a device's prediction sets follow from."""
+    store = Store(site.folder / name)
+    served = serving(store, Slots(store.folder / "release"))
+    assert served
+    return served.stored.calibration.promise
 
 
 def test_a_server_between_runs_collects_what_is_new_and_releases_only_then(

@@ -362,3 +362,30 @@ def test_the_accuracy_of_labels_without_meaning_is_that_of_guessing(tmp_path: Pa
         for given in (extras, offers.without_own(extras, ONE))
     )
     assert with_own > 0.7 and without < 0.5
+
+
+def test_histograms_leave_once_for_an_extractor_and_only_with_the_data_they_are_of(tmp_path: Path) -> None:
+    offers, rows = StatisticsOffers(tmp_path), np.full((2, 64), 1 / 64)
+    offers.prepare_survivals(3, "a" * 64, rows, "now")
+    assert (
+        offers.give_survivals("s1", 3, 128, "later") is None
+        and offers.give_survivals("s1", 2, 128, "now") is None
+    )
+    with pytest.raises(StatisticsError, match="a sum of 100 numbers, this device has 128"):
+        offers.give_survivals("s1", 3, 100, "now")
+    given = offers.give_survivals("s1", 3, 128, "now")
+    assert given is not None and given.sum() == pytest.approx(2)
+    with pytest.raises(StatisticsError, match="not those of the sum s2"):
+        offers.commit_survivals("s2")
+    offers.give_survivals("s1", 3, 128, "now")
+    offers.commit_survivals("s1")
+    for again in (offers, StatisticsOffers(tmp_path)):
+        again.prepare_survivals(4, "a" * 64, rows, "now")
+        assert again.give_survivals("s3", 4, 128, "now") is None
+    offers.prepare_survivals(5, "b" * 64, rows, "now")  # other features
+    assert offers.give_survivals("s4", 5, 128, "now") is not None
+    offers.withdraw()
+    assert offers.give_survivals("s4", 5, 128, "now") is None
+    (tmp_path / "statistics" / "survivals.json").write_bytes(b"damaged")
+    offers.prepare_survivals(6, "c" * 64, rows, "now")
+    assert offers.give_survivals("s5", 6, 128, "now") is None

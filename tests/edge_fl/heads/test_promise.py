@@ -167,3 +167,25 @@ def test_alarms_without_drift_are_as_rare_as_stated() -> None:
 def test_an_alarm_goes_down_with_labels_inside_their_sets_whatever_the_promise(promise: float) -> None:
     broken = [(True, 1 - promise)] * 40
     assert promises.alarm(broken) > 1 > promises.alarm([*broken, *[(False, 1 - promise)] * 20_000]) > 0
+
+
+def test_a_sum_can_neither_take_all_sets_away_nor_make_them_everything() -> None:
+    """Whatever a hostile device adds, its fleet's quantiles stay within a factor of three of right probabilities."""
+    honest = np.stack([promises.histogram(np.random.default_rng(1).random(5000))] * 2)
+    assert np.allclose(promises.limited(honest), honest)
+    sure, unsure = (np.tile(np.eye(BINS)[place] * 5000, (2, 1)) for place in (0, BINS - 1))
+    logits, y = device(3000, 5)
+    for rows, least, most in ((sure, 0.4, 0.9), (unsure, 0.99, 1.0)):
+        bounded = promises.limited(rows)
+        assert np.allclose(bounded.sum(axis=1), rows.sum(axis=1)) and (bounded >= 0).all()
+        for fleet, wild in ((bounded[1], False), (rows[1], True)):
+            found = promises.of(NO_SAMPLES, NO_LABELS, np.empty(0), logits, fleet=fleet).sets(logits, 0.8)
+            covered, size = found[np.arange(len(y)), y].mean(), found.sum(axis=1).mean()
+            assert wild or (least < covered <= most and size < C - 0.5)
+            assert not wild or size in (1.0, C)
+
+
+def test_a_devices_histograms_for_its_fleet_count_each_scene_once() -> None:
+    logits, y = device(50, 6)
+    rows = promises.for_fleet(logits, logits, y, np.full(50, 0.1))
+    assert rows.shape == (2, BINS) and np.allclose(rows.sum(axis=1), 1) and np.array_equal(rows[0], rows[1])
