@@ -42,7 +42,7 @@ from edge_fl_server.recipes.recipe import GateConfig
 HALF, DECILE, MOST = 0.5, 0.1, 0.9
 LOSSES = 4
 USUAL_CHANGED = 0.06  # share of a device's predictions that a harmless release changes; sets the power of the gates, not their error
-FAILURE_RATE, NORMAL_FAILURE_RATE = 1 / 3, 0.05  # three devices that all fail abort
+FAILURE_RATE, NORMAL_FAILURE_RATE = 0.35, 0.05  # three devices that all fail abort
 LATENCY_SPREAD = 0.35  # of the logarithm of a ratio of two short measurements on a busy machine
 SHORTEST_MS = 1.0  # shorter latencies count as this long: below it a ratio is noise of the scheduler
 MAX_LOG_RATIO = math.log(8)
