@@ -26,7 +26,9 @@ from edge_fl_maker.home_assistant import connected
 from edge_fl_maker.watch import WatchedPrediction
 
 pytestmark = pytest.mark.broker
-PREDICTION = WatchedPrediction("0", 0, "cat", 0.9, "answered", 0.1, (), "2026-01-01T00:00:00.000+00:00", 1, 0)
+PREDICTION = WatchedPrediction(
+    "0", 0, "cat", 0.9, "answered", 0.1, (), ("cat",), 0.9, "2026-01-01T00:00:00.000+00:00", 1, 0
+)
 
 
 @pytest.fixture(scope="module")

@@ -360,7 +360,7 @@ def test_without_a_broker_publishing_is_one_line(monkeypatch: pytest.MonkeyPatch
 
 def prediction(label: str) -> WatchedPrediction:
     time = "2026-01-01T00:00:00.000+00:00"
-    return WatchedPrediction("0", 0, label, 0.9, "answered", 0.1, (), time, 1, 0, state=label)
+    return WatchedPrediction("0", 0, label, 0.9, "answered", 0.1, (), (label,), 0.9, time, 1, 0, state=label)
 
 
 @contextmanager

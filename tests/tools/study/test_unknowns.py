@@ -8,14 +8,15 @@ import pytest
 from edge_fl.heads import HeadPlan
 from edge_fl.methods import PRETRAINED
 from tools.study import day_zero_cells, promise_cells, unknowns
-from tools.study.day_zero_cells import About, Cell
+from tools.study.day_zero_cells import About
+from tools.study.promise_cells import Shared
 
 CLASSES, DIM = 4, 24
 LABELS, TESTS = 12, 60
 """Of each class."""
 
 
-def made(seed: int) -> Cell:
+def made(seed: int) -> Shared:
     """One device and a fleet of two, with separable classes."""
     rng = np.random.default_rng(seed)
     centres = 3 * rng.normal(size=(CLASSES, DIM))
@@ -32,8 +33,11 @@ def made(seed: int) -> Cell:
     about = About(
         promise_cells.PACS, PRETRAINED, seed, (promise_cells.BALANCED,), CLASSES, False, HeadPlan("cosine")
     )
-    empty = np.empty(0, np.float32)
-    return Cell(about, z, y, np.zeros(len(y), np.int64), test, fleet_z, fleet_y, device, counts, empty, empty)
+    empty, nobody = np.empty(0, np.float32), np.empty(0, np.int64)
+    own, rest = np.flatnonzero(~test), np.flatnonzero(test)
+    sizes = np.array([[len(own), len(rest)]])
+    shared = fleet_z, fleet_y, device, counts, empty, empty
+    return Shared(about, z, y, nobody, nobody > 0, *shared, own, rest, sizes)
 
 
 def test_a_distant_class_is_found_and_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
