@@ -178,9 +178,19 @@ class Board:
 
 
 def own_files(home: Path) -> dict[str, bytes]:
-    """Heads, outbox, installed releases, privacy budget, and memory without starts and the numbers of signed messages."""
-    numbers = {"signed": 0, "signed_command": 0, "signed_update": 0, "starts": 0}
-    memory = msgspec.structs.replace(Store(home).memory(), **numbers)
+    """Heads, outbox, installed releases, privacy budget, and memory without starts, the numbers of signed messages and the agent's version.
+
+    The version of the agent that started last, and the one that was offered, are what an update changes.
+    """
+    changing = {
+        "signed": 0,
+        "signed_command": 0,
+        "signed_update": 0,
+        "starts": 0,
+        "agent": "",
+        "offered_agent": 0,
+    }
+    memory = msgspec.structs.replace(Store(home).memory(), **changing)
     paths = [path for name in ("heads", "outbox", "release") for path in (home / name).rglob("*")]
     paths = [path for path in [*paths, home / "privacy.safetensors"] if path.is_file()]
     files = {str(path.relative_to(home)): path.read_bytes() for path in paths}

@@ -126,6 +126,7 @@ def test_a_power_cut_during_an_update_leaves_the_old_or_the_new_agent(
         assert board.updates.state().starts <= MAX_STARTS
         board.stop()
         assert (own_files(board.home), classes(board)) == (kept, before)
+        assert Store(board.home).memory().offered_agent == 1
 
 
 def reached(site: Site, board: Board, point: str) -> bool:
