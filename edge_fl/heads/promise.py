@@ -212,7 +212,7 @@ def for_fleet(alone: Features, held: Features, y: Labels, weights: Doubles) -> D
 def limited(rows: Doubles) -> Doubles:
     """Histograms [2, BINS] whose quantiles of -log v are within a factor of FURTHEST of those of right probabilities, each of its old sum.
 
-    So no device can take all sets away, or make all of them everything, whatever it adds to a sum that nobody sees the parts of.
+    So no device can reduce all sets to single classes, or fill them with all classes, whatever it adds to a masked sum.
     """
     ends = np.linspace(0, HIGHEST, BINS + 1)[:-1]
     totals = rows.sum(axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Calibration, target precision and rejection of personal heads on a frozen backbone, measured on unseen PACS pictures.
+"""Calibration, answers under a promise and rejection of personal heads on a frozen backbone, measured on unseen PACS pictures.
 
 python -m tools.study.predictions --data .data        the tables in docs/devices.md, "Predictions"
 

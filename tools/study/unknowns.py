@@ -11,7 +11,7 @@ Half of its test samples are its samples without a label, at most POOL of them; 
   labelled ones (as in ViM, H. Wang et al., CVPR 2022), and minus the log-sum of the logits and the highest probability of the served head;
 - what a device does (`edge_fl.heads.unknowns`): without samples without a label; with them; with none of the lost class among them; and if
   only the device lacks the class, while the fleet knows it: then those that are predicted right are never unknown;
-- the best there is on these features: a linear classifier that is told which samples are of the lost class, half of them.
+- the best there is on these features: a linear classifier that learns the lost class from half of its samples.
 
 The second table is of the classes that the label page suggests (`edge_fl_maker.labelling.immediate.resembling`): how often it suggests one,
 how large it is, and how much of it is of the lost class, with the samples without a label and with those of which none are lost.
@@ -58,7 +58,7 @@ LEAST_TESTS = 2
 """Test samples of the lost class, and of the others, below which a device says nothing of it."""
 CEILING_RIDGES = (1e-5, 1e-4, 1e-3, 1e-2)
 WITH_POOL = "device, with its unlabelled samples"
-BEST, KNOWN_TO_FLEET = "told the class", "device, the fleet knows the class"
+BEST, KNOWN_TO_FLEET = "knows the class", "device, the fleet knows the class"
 Score = Callable[[Array], Array]
 """Directions [n, d] -> values [n], higher ones of unknown samples."""
 
@@ -138,7 +138,7 @@ def of_cell(cell: Cell, devices: int) -> Iterator[tuple[tuple[int, str], Found |
                         yield (count, row), of_score(score, case)
                     for row, found in served(cell, case, knowing, lacking).items():
                         yield (count, row), found
-                    yield (count, BEST), told(case)
+                    yield (count, BEST), supervised(case)
 
 
 def case_of(cell: Cell, device: int, label: int, count: int, whitening: Array) -> Case:
@@ -289,8 +289,8 @@ def _training(cell: Cell, case: Case, plan: HeadPlan, extras: Extras) -> Trainin
     return heads.training_set(case.z, case.y, about.classes, about.unit_norm, plan=plan, extras=extras)
 
 
-def told(case: Case) -> Found:
-    """What a linear classifier finds that is told which samples are of the class, half of the tests; the best of several ridges."""
+def supervised(case: Case) -> Found:
+    """What a linear classifier finds that learns the class from half of the tests; the best of several ridges."""
     u, half = direction(case.tests).astype(np.float64), np.zeros(len(case.tests), bool)
     half[np.argsort(case.lost, kind="stable")[::2]] = True
     labelled = direction(case.z).astype(np.float64)

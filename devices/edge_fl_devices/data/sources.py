@@ -177,10 +177,12 @@ def scan(location: str, spec: DataSpec) -> LabelledFolder:
     classes = spec.classes or tuple(sorted({name for name in names.values() if name}))
     hints = (*folder_remarks(listing, spec.classes), *_hints(names.values(), classes))
     counted = list(_counted(listing.files, spec.files))
-    told = spec.input.kind if spec.input else kind_of_most(counted)
-    kind = told or "picture"
+    found_kind = spec.input.kind if spec.input else kind_of_most(counted)
+    kind = found_kind or "picture"
     others = [path for path in counted if path.suffix.lower() not in ABOUT[kind].suffixes]
-    found = LabelledFolder(root, classes, kind, hints=hints, other=kind_of_most(others), is_known=bool(told))
+    found = LabelledFolder(
+        root, classes, kind, hints=hints, other=kind_of_most(others), is_known=bool(found_kind)
+    )
     for path, reason in listing.skipped:
         found.skipped.add(path, reason, root=root)
     for path in select_files(counted, spec, kind):

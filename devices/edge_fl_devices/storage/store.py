@@ -12,7 +12,7 @@
     FOLDER/immediate/SHA256.safetensors   the head fitted at once after a label, with its calibration; serves until the agent has fitted
     FOLDER/labelling/                     the label page's own: features, discarded pictures, dismissed suggestions, first guesses
                                           (`data.first_guesses`), right labels (`data.right_labels`)
-    FOLDER/answers.json                   the owner's target precision and false alarm rate of predictions
+    FOLDER/answers.json                   the owner's promise and false alarm rate of predictions
     FOLDER/statistics/                    class statistics for the next sum, and the pictures that are in one (`workers.statistics`);
                                           sums.json: the last secure sum
     FOLDER/release/, tuf/, features/      written by `slots`, `edge_fl_devices.install.trust` and `edge_fl_devices.features.local_loader`

@@ -23,7 +23,7 @@ from edge_fl import heads
 from edge_fl.data.grouping import Groups, Importance, alone
 from edge_fl.heads import HeadPlan, probability_calibration
 from edge_fl.heads.auto import AUTO, MIN_HELD_OUT, Choice, HeldOut, choose
-from edge_fl.heads.head import Array, Extras
+from edge_fl.heads.head import Array, Extras, TrainingSet
 from edge_fl.heads.probability_calibration import UNCALIBRATED
 from edge_fl_devices.board import imports
 from edge_fl_devices.child import Children, decode, encode, serve
@@ -100,22 +100,30 @@ Fitter = Callable[[FitSpec, FitData], Choice]
 """Fits a head. Raises DataError, RunError, DeadlineError, ChildError or MemoryError."""
 
 
-def fit_here(spec: FitSpec, data: FitData) -> Choice:
-    """Fit a head in this process."""
-    given = partial(
-        heads.training_set,
-        classes=spec.classes,
-        unit_norm=spec.unit_norm,
-        extractor=spec.extractor,
+def training_set(spec: FitSpec, data: FitData) -> TrainingSet:
+    """What a head is fitted on."""
+    return heads.training_set(
+        data.z,
+        data.y,
+        spec.classes,
+        spec.unit_norm,
+        spec.extractor,
         seed=spec.seed,
         balanced=spec.balanced,
         plan=spec.plan,
         extras=data.extras,
+        groups=data.groups,
         closed=spec.closed,
+        unlabelled=data.unlabelled,
+        importance=data.importance,
     )
 
+
+def fit_here(spec: FitSpec, data: FitData) -> Choice:
+    """Fit a head in this process."""
+
     def fit(kind: str, z: NDArray[np.float32], y: NDArray[np.int64]) -> heads.Head:
-        return heads.fitted(kind, given(z, y))
+        return heads.fitted(kind, training_set(spec, FitData(z, y, data.extras)))
 
     kind, numbers = spec.kind, dict[str, float]()
     if kind == AUTO:
@@ -125,9 +133,7 @@ def fit_here(spec: FitSpec, data: FitData) -> Choice:
             choice = choose(fit, data.z, data.y, data.held, data.groups, budget_s=spec.budget_s)
             kind, numbers = choice.kind, choice.numbers
     if heads.uses_fleet(kind, spec.plan):
-        training = given(
-            data.z, data.y, groups=data.groups, unlabelled=data.unlabelled, importance=data.importance
-        )
+        training = training_set(spec, data)
         estimate = heads.estimated(kind, training)
         calibration = probability_calibration.of_estimate(estimate, training)
         return Choice(estimate.head, numbers, kind, calibration if spec.calibrate else UNCALIBRATED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,7 +28,7 @@ from edge_fl_devices.features.feature_rows import file_key
 from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.workers import head_updates
 from edge_fl_devices.workers.class_statistics import StatisticsOffers
-from edge_fl_devices.workers.head_fitting import FitData, FitSpec
+from edge_fl_devices.workers.head_fitting import FitData, FitSpec, training_set
 
 
 class NoReleaseError(InputError):
@@ -46,18 +47,7 @@ def examine(
     if not len(data.y):  # without a fleet's head either, there is no training set
         return Examination([], [], 0, 0.0)
     order = np.array(heads.canonical_order(data.z, data.y), np.int64)
-    taken = heads.training_set(
-        data.z,
-        data.y,
-        spec.classes,
-        spec.unit_norm,
-        spec.extractor,
-        balanced=spec.balanced,
-        plan=spec.plan,
-        extras=data.extras,
-        groups=data.groups,
-        closed=spec.closed,
-    )
+    taken = training_set(spec, dataclasses.replace(data, unlabelled=None, importance=np.empty(0)))
     alike = duplicates[order] if len(duplicates) else duplicates
     return label_doctor.examine(taken, files[order], names, classes, alike)
 

@@ -54,10 +54,10 @@ def test_the_fleets_survivals_tell_a_device_without_labels_that_its_head_is_too_
     logits, y = device(3000, 1, confidence=3)
     fleet = promises.histogram(promises.survivals(logits, y))
     unlabelled, _ = device(500, 2, confidence=3)
-    alone, told = (
+    alone, informed = (
         promises.of(NO_SAMPLES, NO_LABELS, np.empty(0), unlabelled, fleet=each) for each in (None, fleet)
     )
-    assert covered(alone, 0.9, 3, confidence=3) < 0.8 < 0.9 <= covered(told, 0.9, 3, confidence=3) < 0.96
+    assert covered(alone, 0.9, 3, confidence=3) < 0.8 < 0.9 <= covered(informed, 0.9, 3, confidence=3) < 0.96
 
 
 def test_survivals_are_uniform_where_probabilities_are_right_however_hard_the_samples_are() -> None:
@@ -169,7 +169,7 @@ def test_an_alarm_goes_down_with_labels_inside_their_sets_whatever_the_promise(p
     assert promises.alarm(broken) > 1 > promises.alarm([*broken, *[(False, 1 - promise)] * 20_000]) > 0
 
 
-def test_a_sum_can_neither_take_all_sets_away_nor_make_them_everything() -> None:
+def test_a_sum_can_neither_reduce_all_sets_to_one_class_nor_fill_them() -> None:
     """Whatever a hostile device adds, its fleet's quantiles stay within a factor of three of right probabilities."""
     honest = np.stack([promises.histogram(np.random.default_rng(1).random(5000))] * 2)
     assert np.allclose(promises.limited(honest), honest)

@@ -1,4 +1,4 @@
-"""Calibration and target precision of the default head hold on unseen pictures of PACS, with the real weights of EfficientNet-Lite0."""
+"""Calibration and answers under a promise on unseen pictures of PACS, with the real weights of EfficientNet-Lite0."""
 
 from pathlib import Path
 

@@ -64,4 +64,4 @@ def test_the_command_prints_both_tables(
         day_zero_cells.write(place.path(tmp_path), made(place.seed))
     unknowns.main(["--out", str(tmp_path), "--sets", "pacs", "--cells", "1"])
     shown = capsys.readouterr().out
-    assert "| 10 | told the class | 4 | 5.0% |" in shown and "Suggested classes, pacs" in shown
+    assert "| 10 | knows the class | 4 | 5.0% |" in shown and "Suggested classes, pacs" in shown
