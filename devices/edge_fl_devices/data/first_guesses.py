@@ -156,6 +156,14 @@ class FirstGuesses:
         self._rows = rows
 
 
+def stamp(folder: Path) -> tuple[int, int]:
+    """Size and time of the file, which change with every label; (0, 0) without one."""
+    with suppress(OSError):
+        found = (folder / FILE).stat()
+        return found.st_size, found.st_mtime_ns
+    return 0, 0
+
+
 def read(folder: Path, file: RowFile | None = None) -> dict[bytes, FirstGuess]:
     """Read the first guesses of a device by the key of the picture's file, the newest last."""
     rows = dict[bytes, FirstGuess]()

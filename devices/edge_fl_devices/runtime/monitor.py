@@ -83,6 +83,7 @@ class DeviceMonitor:
     _recorded: Capability | None = None
     _health: Health = field(default_factory=Health)
     _delivered: dict[type, object] = field(default_factory=dict)
+    _guessed: tuple[int, int] = (0, 0)
 
     def run(self, stopped: threading.Event) -> None:
         """Count the data at once; then check every `watch_s` until `stopped`, and the count of the samples every COUNT_S.
@@ -210,8 +211,13 @@ class DeviceMonitor:
         self._deliver_change(Drifted(score), bool(score))
 
     def _check_promise(self) -> None:
-        missed = first_guesses.promise_record(first_guesses.read(Path(self.config.folder)).values()).missed
+        """Test the promise again if there are new labels."""
+        folder = Path(self.config.folder)
+        if (stamp := first_guesses.stamp(folder)) == self._guessed:
+            return
+        missed = first_guesses.promise_record(first_guesses.read(folder).values()).missed
         self._deliver_change(PromiseChecked(missed), bool(missed))
+        self._guessed = stamp
 
     def _check_budget(self) -> None:
         why = usage.exceeded(self.meter.update(), self.config.budget)
