@@ -56,8 +56,8 @@ TEST_GAINED = "test_samples.gained"
 VALIDATION_LOST = "validation_samples.lost"
 VALIDATION_GAINED = "validation_samples.gained"
 """Images that became wrong, and that became right: test images with another release, validation images with the candidate of a round. Of
-test images a device counts groups of images that belong together (`edge_fl.data.grouping`), and, where they stand for different
-numbers of images, how many that all count alike would be as certain (`test_samples.effective`)."""
+test images a device counts groups of images that belong together (`edge_fl.data.grouping`), and how many independent ones would be as
+certain (`test_samples.effective`): fewer in cross-validation, and where they stand for different numbers of images."""
 
 HEAD = "head."
 """Prefix of `of_head`."""

@@ -78,19 +78,19 @@ class Forecast(NamedTuple):
 
 
 def of(
-    accuracy: float, fleet: float, labels: int, effective: float, more: int = MORE, curve: Curve = USUAL
+    accuracy: float, fleet: float, labels: int, independent: float, more: int = MORE, curve: Curve = USUAL
 ) -> Forecast:
     """The forecast for a head with this cross-validated accuracy on `labels` scenes; `fleet` is that of the fleet's head on the same ones.
 
-    effective: how many scenes that all count alike would be as certain (`edge_fl.data.grouping.effective`).
+    independent: how many independent scenes would be as certain (`Calibration.independent`).
     """
     error, of_fleet = 1 - accuracy, 1 - fleet
     grown = (labels + curve.start) / curve.start
     usual = curve.errors * grown**-curve.rate
+    effective = CORRELATED * independent
     falls = (effective * error + usual) / (effective * of_fleet + curve.errors)
     rate = max(-np.log(falls) / np.log(grown), 0.0)
     remains = float(((labels + more + curve.start) / (labels + curve.start)) ** -rate)
-    independent = effective / CORRELATED
     mean = (independent * error + 1) / (independent + 2)
     low, high = _shortest(error * remains, independent)
     return Forecast(more, labels, accuracy, mean * (1 - remains), 1 - high, 1 - low)

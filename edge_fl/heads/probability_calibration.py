@@ -117,12 +117,17 @@ class Calibration:
     @property
     def interval(self) -> tuple[float, float]:
         """90 % interval of the accuracy on new scenes."""
-        return grouping.interval(self.accuracy, self.effective / CORRELATED)
+        return grouping.interval(self.accuracy, self.independent)
 
     @property
     def effective(self) -> float:
         """Groups that all count alike from which the accuracy would be as certain."""
         return grouping.effective(self.groups, len(self.right), self.importance)
+
+    @property
+    def independent(self) -> float:
+        """Groups of test samples from which the accuracy would be as certain."""
+        return self.effective / CORRELATED
 
     def of_class(self, label: int) -> Calibration:
         """What is known of the samples of one class: its accuracy is the recall."""

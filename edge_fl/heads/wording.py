@@ -41,7 +41,7 @@ FEW_SCENES = 200
 class MeasuredAccuracy(NamedTuple):
     """An accuracy on `n` scenes, None if it is not measured; of the fleet's head on the same ones, None without one.
 
-    effective: how many scenes that all count alike would be as certain (`edge_fl.data.grouping.effective`). is_reported: the device said
+    effective: how many independent scenes would be as certain; fewer in cross-validation (`CORRELATED`). is_reported: the device said
     on how many scenes. counted: what `n` are. of_all_labels: these are the labels that the head was fitted on (cross-validation), and no
     test set.
     """
@@ -66,7 +66,7 @@ class MeasuredAccuracy(NamedTuple):
         """From the out-of-fold predictions of a head."""
         if not found.is_measured:
             return cls(None, found.scenes, is_reported=True, of_all_labels=True)
-        measured = found.accuracy, found.scenes, found.fleet_accuracy, found.effective
+        measured = found.accuracy, found.scenes, found.fleet_accuracy, found.independent
         return cls(*measured, is_reported=True, of_all_labels=True)
 
     @classmethod
@@ -91,13 +91,13 @@ class MeasuredAccuracy(NamedTuple):
 
     @property
     def range(self) -> str:
-        """The interval: "74 to 89 %"; "" without one."""
+        """The interval: "71 to 91 %"; "" without one."""
         ends = self.interval
         return f"{100 * ends[0]:.0f} to {100 * ends[1]:.0f} %" if ends else ""
 
     @property
     def reach(self) -> str:
-        """Like "90 % interval 74 to 89 %"; "" without one."""
+        """Like "90 % interval 71 to 91 %"; "" without one."""
         return f"90 % interval {self.range}" if self.range else ""
 
     @property
@@ -127,7 +127,7 @@ class MeasuredAccuracy(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Like "83.0 % of 60 scenes (90 % interval 74 to 89 %; fleet's head 76.0 % on the same, +7.0 points)", or why there is none."""
+        """Like "83.0 % of 60 scenes (90 % interval 71 to 91 %; fleet's head 76.0 % on the same, +7.0 points)", or why there is none."""
         rest = "; ".join(filter(None, (self.reach, self.gain)))
         return f"{self.figure} ({rest})" if rest else self.figure
 
@@ -178,7 +178,7 @@ def contradiction(calibration: Calibration, classes: Sequence[str]) -> str:
 def weakest_class(calibration: Calibration, classes: Sequence[str]) -> str:
     """One line on the class that the head is right about least often, if its 90 % interval is below the accuracy of all; "" if not.
 
-    Like "least often right: 'cat', 33.3 % of 9 scenes (90 % interval 14 to 61 %)". Of a class with fewer than LEAST_MEASURED scenes nothing
+    Like "least often right: 'cat', 33.3 % of 9 scenes (90 % interval 12 to 65 %)". Of a class with fewer than LEAST_MEASURED scenes nothing
     is said.
     """
     labels = np.unique(calibration.labels[calibration.labels < len(classes)])

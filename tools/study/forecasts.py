@@ -63,7 +63,7 @@ class Outcome(Struct, frozen=True):
 
     def forecast(self, curve: Curve = forecast.USUAL) -> Forecast:
         """What the device forecasts."""
-        return forecast.of(self.shown, self.fleet, self.labels, self.labels, self.more, curve)
+        return forecast.of(self.shown, self.fleet, self.labels, self.labels / CORRELATED, self.more, curve)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -138,8 +138,8 @@ def measure(choice: Choice, inputs: Inputs, compared: BroadcastComparison) -> di
         found = choice.calibration
         if found.is_measured and found.fleet_accuracy is not None:
             numbers[metrics.FLEET] = found.fleet_accuracy
-        if found.is_measured and len(found.importance):
-            numbers[metrics.TEST_EFFECTIVE] = found.effective
+        if found.is_measured:
+            numbers[metrics.TEST_EFFECTIVE] = found.independent
     else:
         numbers |= _accuracies(choice.head, features, AFTER)
         if compared.fleets.head:

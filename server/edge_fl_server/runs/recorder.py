@@ -39,9 +39,9 @@ class Row(Struct, frozen=True):
     """One line of devices.csv. `samples` are training samples; accuracies are None if not measured.
 
     fitted: what the newest head is, in words (`head`: the configured kind). `after` is of `labels` labels, and its 90 % interval from `low`
-    to `high` if these are few; `fleet` is the accuracy of the fleet's head on the same ones.
-    `epsilon` is the epsilon spent by the device's updates, None without differential privacy; `statistics_bytes` are those of `bytes_up`
-    that the device sent for sums of class statistics.
+    to `high` if these are few; `effective` independent ones would be as certain. `fleet` is the accuracy of the fleet's head on the same
+    labels. `epsilon` is the epsilon spent by the device's updates, None without differential privacy; `statistics_bytes` are those of
+    `bytes_up` that the device sent for sums of class statistics.
     """
 
     device: str
@@ -62,11 +62,12 @@ class Row(Struct, frozen=True):
     low: float | None = None
     high: float | None = None
     fleet: float | None = None
+    effective: float | None = None
 
     @property
     def measured(self) -> MeasuredAccuracy:
         """The accuracy with what it was measured on."""
-        return MeasuredAccuracy.of(self.after, self.labels, self.fleet)
+        return MeasuredAccuracy.of(self.after, self.labels, self.fleet, self.effective)
 
 
 COLUMNS = {field: field.replace("_", " ") for field in Row.__struct_fields__}
@@ -178,6 +179,7 @@ def _row(name: str, account: _Account, device: RosterDevice | None) -> Row:
         low,
         high,
         found.fleet,
+        found.effective if found.accuracy is not None else None,
     )
 
 

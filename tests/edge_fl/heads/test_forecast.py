@@ -7,7 +7,6 @@ from scipy.stats import beta
 from edge_fl import metrics
 from edge_fl.heads import forecast
 from edge_fl.heads.forecast import LEAST_GAIN, MORE, USUAL
-from edge_fl.heads.probability_calibration import CORRELATED
 from edge_fl.heads.wording import MeasuredAccuracy
 
 MANY = 1e6
@@ -35,8 +34,7 @@ def test_few_labels_say_little_about_the_curve_and_a_head_that_became_worse_gain
 @pytest.mark.parametrize(("accuracy", "scenes"), [(1.0, 12), (0.9, 60), (0.5, 30), (0.0, 8)])
 def test_its_interval_is_the_shortest_with_four_fifths_of_the_posterior(accuracy: float, scenes: int) -> None:
     found = forecast.of(accuracy, accuracy, scenes, scenes, more=0)
-    count = scenes / CORRELATED
-    posterior = beta(count * accuracy + 1, count * (1 - accuracy) + 1)
+    posterior = beta(scenes * accuracy + 1, scenes * (1 - accuracy) + 1)
     assert posterior.cdf(found.high) - posterior.cdf(found.low) == pytest.approx(0.8, abs=0.005)
     ends = [posterior.pdf(end) for end in (found.low, found.high) if 0 < end < 1]
     inside = posterior.pdf(np.linspace(found.low, found.high, 50)[1:-1])
@@ -45,14 +43,14 @@ def test_its_interval_is_the_shortest_with_four_fifths_of_the_posterior(accuracy
 
 
 def test_it_says_what_is_expected_or_that_there_are_enough_labels() -> None:
-    found = {metrics.PERSONAL_AFTER: 0.8, metrics.FLEET: 0.6, metrics.TEST_SAMPLES: 30.0}
+    found = {metrics.PERSONAL_AFTER: 0.8, metrics.FLEET: 0.6, metrics.TEST_SAMPLES: 30.0, metrics.TEST_EFFECTIVE: 20.0}
     said = MeasuredAccuracy.of_report(found).forecast
     assert said and not said.is_enough
     assert (
         said.words
         == "20 more labels: 70 to 91 % on new scenes (80 % interval, from 30) instead of 80.0 %, +2.5 points expected"
     )
-    said = MeasuredAccuracy.of_report(found | {metrics.TEST_SAMPLES: 150.0}).forecast
+    said = MeasuredAccuracy.of_report(found | {metrics.TEST_SAMPLES: 150.0, metrics.TEST_EFFECTIVE: 100.0}).forecast
     assert said and said.is_enough and said.gain < LEAST_GAIN
     assert said.words.startswith("enough: 20 more labels are expected to add less than 1 point: 7")
     sure = forecast.of(1.0, 1.0, 8, 8)

@@ -30,6 +30,11 @@ def test_an_accuracy_comes_with_its_scenes_interval_and_the_fleets_head() -> Non
     assert MeasuredAccuracy.of_report(found | {metrics.TEST_SAMPLES: 900.0}).interval is None
 
 
+def test_the_shown_interval_is_the_one_that_was_measured() -> None:
+    calibration = contradicting([0, 1, 2] * 8, [0, 1, 2] * 7 + [1, 0, 2], [0.3, 0.3, 0.3])
+    assert MeasuredAccuracy.of_calibration(calibration).interval == calibration.interval
+
+
 @pytest.mark.parametrize(
     ("found", "words"),
     [
@@ -137,6 +142,7 @@ def test_the_words_of_a_calibration_are_those_of_its_report() -> None:
     reported = {
         metrics.PERSONAL_AFTER: found.accuracy,
         metrics.TEST_SAMPLES: float(n),
+        metrics.TEST_EFFECTIVE: found.independent,
         metrics.FLEET: found.fleet_accuracy or 0.0,
     }
     assert MeasuredAccuracy.of_calibration(found) == MeasuredAccuracy.of_report(reported)
