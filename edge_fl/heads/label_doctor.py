@@ -14,24 +14,24 @@ over the size of its group.
 The list has the length of the highest expected F1, 2 Σ P / (length + Σ P over all labels). Without a fleet's head only own labels speak.
 
 Sources: logarithmic pool, C. Genest and J. Zidek, Statistical Science 1986; label noise by class, A. Dawid and A. Skene,
-Applied Statistics 1979; expected F1, Z. Lipton et al., ECML 2014; influence in closed form, R. Cook, Technometrics 1977. Measured by
-`python -m tools.study.wrong_labels`, docs/teach-a-device.md has figures.
+Applied Statistics 1979; expected F1, Z. Lipton et al., ECML 2014. Measured by `python -m tools.study.wrong_labels`,
+docs/teach-a-device.md has figures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from edge_fl.data import grouping
 from edge_fl.data.grouping import Groups
 from edge_fl.heads import served
-from edge_fl.heads.head import Features, TrainingSet
-from edge_fl.heads.linear import Doubles, direction
+from edge_fl.heads.head import TrainingSet
+from edge_fl.heads.linear import Doubles
 from edge_fl.heads.served import Estimate, Rows
 
 SHARE = (1.0, 19.0)
@@ -39,15 +39,15 @@ SHARE = (1.0, 19.0)
 TRUST, STEPS = 20.0, 30
 """Labels of each class that are assumed for T, and steps of expectation maximisation."""
 LEAST = 0.1
-"""P(wrong) below which a label is never listed."""
+"""P(wrong) below which a label is never listed, nor named for a confusion."""
 LOWEST = -50.0
 """Logarithm of the least probability that a head gives a class."""
 PART = 300
 """Samples that are examined at a time, so that the time of many labels grows with their number."""
 CONFUSED = (3, 0.2)
 """Labels of a class, and share of its labels, that must be one other class to the head for a confusion."""
-CULPRITS, LEAST_GAIN, RIDGE = 3, 0.1, 0.1
-"""Culprits that are named; how far each must move the confused labels, which lie between -1 and 1; and λ over the mean of the kernel."""
+CULPRITS = 3
+"""Labels that are named for a confusion."""
 FEW, LEAST_EXPECTED = 4, 8
 """A class has few labels with less than a FEWth of what is expected, if that is LEAST_EXPECTED or more."""
 
@@ -69,6 +69,25 @@ class Doubts:
         """No doubt about the labels y [n]."""
         nothing = np.full(len(y), -1)
         return cls(np.zeros(len(y)), y.copy(), nothing, nothing.copy())
+
+
+class Confusion(NamedTuple):
+    """`mistaken` of the `labels` labels of class `first` are class `second` to the other own labels.
+
+    culprits: labels of `second`, at most CULPRITS, that are rather `first`, the most probable ones first.
+    """
+
+    first: int
+    second: int
+    mistaken: int
+    labels: int
+    culprits: Rows
+
+    def words(self, names: Sequence[str], classes: Sequence[str]) -> str:
+        """Like "leaf is often apple: 5 of 20 labels by the others; look at apple/7.png"."""
+        line = f"{classes[self.first]} is often {classes[self.second]}: {self.mistaken} of {self.labels} labels by the others"
+        culprits = ", ".join(names[file] for file in self.culprits)
+        return f"{line}; look at {culprits}" if culprits else line
 
 
 class LabelToLookAt(Struct, frozen=True):
@@ -128,7 +147,8 @@ def examine(
             for file in doubted
         ),
     ]
-    remarks = [*confusions(data.z[first], y, found, names, classes), *few(data, y, classes)]
+    confused = (each.words(names, classes) for each in confusions(y, found, len(classes)))
+    remarks = [*confused, *few(data, y, classes)]
     return Examination(labels, remarks, len(y), float(found.wrong.mean()))
 
 
@@ -180,40 +200,17 @@ def listed(wrong: Doubles) -> Rows:
     return found[wrong[found] >= LEAST]
 
 
-def confusions(
-    z: Features, y: Rows, found: Doubts, names: Sequence[str], classes: Sequence[str]
-) -> Iterator[str]:
-    """A line for each two classes of which the first is often the second to the head without the label, with the labels that cause most.
-
-    z [n, d] and y [n] are of one sample of each file. The culprits are those of the second class without which the first ones would be
-    farther from it, in ridge regression on directions of the labels of both, in closed form.
-    """
+def confusions(y: Rows, found: Doubts, classes: int) -> Iterator[Confusion]:
+    """Two classes of which the first is often the second to the other own labels, for labels y [n] by file."""
     calls = np.where(found.own >= 0, found.own, y)
-    for of, to in np.argwhere(_counts(y, calls, len(classes)) >= CONFUSED[0]):
-        mistaken = np.flatnonzero((y == of) & (calls == to))
-        n = int((y == of).sum())
-        if of == to or len(mistaken) < CONFUSED[1] * n:
+    counts = np.bincount(y * classes + calls, minlength=classes * classes).reshape(classes, classes)
+    for first, second in np.argwhere(counts >= CONFUSED[0]).tolist():
+        mistaken, count = int(counts[first, second]), int(counts[first].sum())
+        if first == second or mistaken < CONFUSED[1] * count:
             continue
-        both = np.flatnonzero((y == of) | (y == to))[:PART]
-        gains = culprits(direction(z[both]), y[both] == of, np.isin(both, mistaken))
-        worst = [both[row] for row in np.argsort(-gains)[:CULPRITS] if gains[row] >= LEAST_GAIN]
-        line = f"{classes[of]} is often {classes[to]}: {len(mistaken)} of {n} labels by the others"
-        yield line + (f"; look at {', '.join(names[file] for file in worst)}" if worst else "")
-
-
-def culprits(u: Features, is_first: NDArray[np.bool_], mistaken: NDArray[np.bool_]) -> Doubles:
-    """By how much the mean value of the mistaken labels of the first class rises without each label of the second class [n]; else 0.
-
-    Ridge regression of 1 for the first and -1 for the second class on u [n, d]: without sample j the value of sample i changes by
-    -H_ij r_j / (1 - H_jj), for the residual r_j and the hat matrix H.
-    """
-    centred = (u - u.mean(axis=0)).astype(np.float64)
-    kernel = centred @ centred.T + 1e-12
-    ridge = RIDGE * float(np.trace(kernel)) / len(kernel)
-    hat = np.linalg.solve(kernel + ridge * np.eye(len(kernel)), kernel)
-    target = np.where(is_first, 1.0, -1.0)
-    gains = -hat[:, mistaken].mean(axis=1) * (target - hat @ target) / (1 - np.diag(hat))
-    return np.where(is_first, 0.0, gains) if mistaken.any() else np.zeros(len(u))
+        rather = np.flatnonzero((y == second) & (found.likely == first) & (found.wrong >= LEAST))
+        order = np.argsort(-found.wrong[rather], kind="stable")
+        yield Confusion(first, second, mistaken, count, rather[order[:CULPRITS]])
 
 
 def few(data: TrainingSet, y: Rows, classes: Sequence[str]) -> Iterator[str]:
@@ -253,11 +250,6 @@ def _in_two_classes(y: Rows, duplicates: Groups, wrong: Doubles) -> dict[int, in
         best = max(members, key=lambda file: (counts[y[file]], -wrong[file], -file))
         found |= {int(file): int(best) for file in members if y[file] != y[best]}
     return found
-
-
-def _counts(y: Rows, calls: Rows, classes: int) -> NDArray[np.int64]:
-    """Labels [C, C] by class and call."""
-    return np.bincount(y * classes + calls, minlength=classes * classes).reshape(classes, classes)
 
 
 def _true_classes(pooled: Doubles, y: Rows, share: float, weights: Doubles) -> Doubles:

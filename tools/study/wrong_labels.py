@@ -12,6 +12,7 @@ that are wrong, recall the share of the wrong labels that are listed. Wrong labe
 - own labels, fleet's head: the same rule for the list, from what that one alone predicts without the sample
 - clean head: the same from a served head that was fitted on 20 test images of each class with right labels, and the right class shares
 - chance: a list as long as the shown one, drawn at random: its precision is the share of wrong labels, its recall its share of all labels
+- confusions: what is named where a class is often another one; labels are those of the second class, wrong ones are truly the first
 """
 
 import argparse
@@ -35,6 +36,7 @@ from tools.study.day_zero_cells import Cell
 
 LABELS, SHARES, PAIR = (5, 20), ("0", "0.05", "0.1", "pair"), "pair"
 SHOWN, OWN, FLEET, CLEAN, CHANCE = "shown", "own labels", "fleet's head", "clean head", "chance"
+CONFUSIONS = "confusions"
 MOST_CLEAN = 20
 DRAWS = 500
 Counts = tuple[int, int, int, int]
@@ -96,7 +98,13 @@ def of_device(
     for name, logits in {OWN: estimate.own, FLEET: estimate.fleet, CLEAN: best, SHOWN: None}.items():
         listed = np.empty(0, np.int64)
         if name == SHOWN:
-            listed = label_doctor.listed(label_doctor.doubts(estimate, y, alone()).wrong)
+            shown = label_doctor.doubts(estimate, y, alone())
+            listed = label_doctor.listed(shown.wrong)
+            for found in label_doctor.confusions(y, shown, cell.about.classes):
+                second, first = y == found.second, truth[order] == found.first
+                named = found.culprits
+                hits = int(first[named].sum())
+                yield CONFUSIONS, (int(second.sum()), int((second & first).sum()), len(named), hits)
         elif logits is not None:  # a fleet's head that contradicts the labels is none
             one = replace(estimate, own=logits, fleet=None)
             listed = label_doctor.listed(label_doctor.doubts(one, y, alone()).wrong)
@@ -143,7 +151,7 @@ def table(found: dict[tuple[str, ...], list[Counts]]) -> Table:
             [*key, str(len(counts)), f"{wrong} of {labels}", str(listed)]
             + [_with_interval(float(value), drawn) for value, drawn in ratios]
         )
-    note = f"n: devices, whose labels are added up. In brackets 90 % intervals of {DRAWS} bootstrap draws of devices."
+    note = f"n: devices, or confusions, whose labels are added up. In brackets 90 % intervals of {DRAWS} bootstrap draws of devices."
     return Table(
         headings, rows, "Labels to look at, among labels of which some are wrong", [note], headings[1:]
     )

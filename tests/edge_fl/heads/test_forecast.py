@@ -43,14 +43,21 @@ def test_its_interval_is_the_shortest_with_four_fifths_of_the_posterior(accuracy
 
 
 def test_it_says_what_is_expected_or_that_there_are_enough_labels() -> None:
-    found = {metrics.PERSONAL_AFTER: 0.8, metrics.FLEET: 0.6, metrics.TEST_SAMPLES: 30.0, metrics.TEST_EFFECTIVE: 20.0}
+    found = {
+        metrics.PERSONAL_AFTER: 0.8,
+        metrics.FLEET: 0.6,
+        metrics.TEST_SAMPLES: 30.0,
+        metrics.TEST_EFFECTIVE: 20.0,
+    }
     said = MeasuredAccuracy.of_report(found).forecast
     assert said and not said.is_enough
     assert (
         said.words
         == "20 more labels: 70 to 91 % on new scenes (80 % interval, from 30) instead of 80.0 %, +2.5 points expected"
     )
-    said = MeasuredAccuracy.of_report(found | {metrics.TEST_SAMPLES: 150.0, metrics.TEST_EFFECTIVE: 100.0}).forecast
+    said = MeasuredAccuracy.of_report(
+        found | {metrics.TEST_SAMPLES: 150.0, metrics.TEST_EFFECTIVE: 100.0}
+    ).forecast
     assert said and said.is_enough and said.gain < LEAST_GAIN
     assert said.words.startswith("enough: 20 more labels are expected to add less than 1 point: 7")
     sure = forecast.of(1.0, 1.0, 8, 8)

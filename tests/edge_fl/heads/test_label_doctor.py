@@ -118,30 +118,28 @@ def test_of_near_duplicates_in_two_classes_the_rarer_one_is_listed_with_the_othe
     assert sum(names[each.file] == "dog/15.png" for each in found.labels) == 1
 
 
-def test_the_culprit_of_a_confusion_is_the_label_without_which_it_would_be_less() -> None:
-    rng = np.random.default_rng(3)
-    first, second = rng.normal(size=(12, 6)), rng.normal(size=(12, 6))
-    first[:, 0] += 3
-    second[:, 0] -= 3
-    second[4] = first[0] + 0.05  # labelled as the second class among the first
-    u = np.concatenate([first, second])
-    is_first = np.arange(24) < 12
-    mistaken = np.arange(24) == 0
-    gains = label_doctor.culprits(u.astype(np.float32), is_first, mistaken)
-    assert gains.argmax() == 16 and gains[16] > 0 and not gains[:12].any()
-    without = np.delete(np.arange(24), 16)
-    assert gains[16] == pytest.approx(_value(u, is_first, without) - _value(u, is_first, np.arange(24)))
+def test_the_culprits_of_a_confusion_are_labels_of_the_second_class_that_are_rather_the_first() -> None:
+    y = np.repeat([0, 1], [10, 8])
+    own = np.repeat([1, 0, 1], [3, 7, 8])
+    wrong, likely = np.zeros(18), y.copy()
+    wrong[[10, 12, 13, 14, 15]] = [0.3, 0.9, 0.05, 0.5, 0.8]
+    likely[[10, 12, 13, 14]], likely[15] = 0, 2
+    (found,) = label_doctor.confusions(y, label_doctor.Doubts(wrong, likely, own, np.full(18, -1)), 3)
+    assert found[:4] == (0, 1, 3, 10) and found.culprits.tolist() == [12, 14, 10]
+    names = [str(row) for row in range(18)]
+    assert found.words(names, CLASSES) == "cat is often dog: 3 of 10 labels by the others; look at 12, 14, 10"
 
 
-def _value(u: Array, is_first: Array, rows: Array) -> float:
-    """The value of sample 0 by ridge regression on some rows, with the centre and strength of all."""
-    centred = u - u.mean(axis=0)
-    kernel = centred @ centred.T + 1e-12
-    ridge = label_doctor.RIDGE * np.trace(kernel) / len(kernel)
-    target = np.where(is_first, 1.0, -1.0)[rows]
-    return float(
-        kernel[0, rows] @ np.linalg.solve(kernel[np.ix_(rows, rows)] + ridge * np.eye(len(rows)), target)
-    )
+def test_most_labels_of_a_class_that_are_another_one_are_its_culprits() -> None:
+    truth = np.arange(60) % 4
+    y = truth.copy()
+    y[np.flatnonzero(truth == 0)[:7]] = 1  # cats as dogs
+    z = samples(truth)
+    order = heads.canonical_order(z, y)
+    found = label_doctor.examine(given(z, y), np.arange(60), [str(row) for row in order], CLASSES, NONE)
+    (line,) = [line for line in found.remarks if line.startswith("cat is often dog: ")]
+    named = [int(name) for name in line.partition("; look at ")[2].split(", ")]
+    assert len(named) == 3 and all(truth[row] == 0 and y[row] == 1 for row in named)
 
 
 def test_a_confusion_is_named_with_its_number_and_culprits() -> None:

@@ -6,7 +6,7 @@ import pytest
 from edge_fl.console import tables
 from tests.tools.study.test_day_zero import made
 from tools.study import wrong_labels
-from tools.study.wrong_labels import CHANCE, PAIR, SHARES, SHOWN
+from tools.study.wrong_labels import CHANCE, CONFUSIONS, PAIR, SHARES, SHOWN
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -24,6 +24,8 @@ def test_the_shown_list_holds_more_wrong_labels_than_chance_and_the_table_says_o
     found: dict[tuple[str, ...], list[wrong_labels.Counts]] = {}
     for key, counts in wrong_labels.of_cell(made(), 4):
         found.setdefault(key, []).append(counts)
+    confusions = [found.pop(key) for key in sorted(found) if key[-1] == CONFUSIONS]
+    assert confusions and all(0 <= hits <= named <= 3 for each in confusions for *_, named, hits in each)
     assert len(found) == 2 * len(SHARES) * 5 and {len(each) for each in found.values()} == {4}
     for labels, of_each in (("5", 15), ("20", 45)):
         shown, chance = (np.sum(found["made", labels, "0.1", name], axis=0) for name in (SHOWN, CHANCE))
