@@ -214,7 +214,8 @@ def _label_checks(config: DeviceConfig) -> Iterator[DeviceCheck]:
     for each in found.labels:
         likely = classes[each.likely]
         remedy = (
-            f"look at it; if it is {likely}, move it there, and the label page remembers that it is right"
+            f"look at it; if it is {likely}, move it to the folder {likely};"
+            " if not, say on the label page that it is right, and it is not listed again"
         )
         yield DeviceCheck("label", "warning", f"{names[each.file]}: rather {likely}: {each.why}", remedy)
     for remark in found.remarks:

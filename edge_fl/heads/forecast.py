@@ -1,4 +1,4 @@
-"""How accurate an adapted fleet's head is expected to be with more labels, from what is measured on those so far.
+"""How accurate a head is expected to be with more labels, from what is measured on those so far.
 
 The error falls as a power of the number of labels n, from that of the fleet's head, which counts as `start` labels:
 
@@ -9,9 +9,11 @@ A device's own r follows from the errors of its head and of the fleet's on the s
 
     error(n + m) = error(n) · ((n + m + start) / (n + start))^-r
 
+Without a fleet's head the error without labels is 1.
+
 The interval is the shortest one that holds 80 % of the posterior Beta(N e + 1, N (1 - e) + 1) of an error e that was measured on N
-independent samples, with a uniform prior. N is a third below the number of scenes (`CORRELATED`), as for the interval of the accuracy. The
-gain is that of the mean of the posterior of the error now, so that it is not 0 where no error was seen yet.
+independent samples, with a uniform prior. N is the number of scenes over `Curve.variance`. The gain is that of the mean of the
+posterior of the error now, so that it is not 0 where no error was seen yet.
 
 Sources: power laws of learning curves, C. Cortes et al., "Learning curves", 1993; T. Viering and M. Loog, "The shape of learning curves",
 2022. What it is worth: `python -m tools.study.forecasts`, docs/teach-a-device.md.
@@ -37,15 +39,17 @@ CELLS = 2000
 
 
 class Curve(NamedTuple):
-    """Constants of the learning curve: see the module."""
+    """Constants of the learning curve, see the module; variance: of the forecast, over that of an accuracy on independent samples."""
 
     start: float = 0.3
     rate: float = 0.4
     errors: float = 10.0
+    variance: float = CORRELATED
 
 
 USUAL = Curve()
-"""Fitted on PACS, CIFAR-10 and exercises (`python -m tools.study.forecasts`)."""
+ALONE = Curve(1.0, 0.5, 1.0, 2.25)
+"""With and without a fleet's head, fitted on PACS, CIFAR-10 and exercises (`python -m tools.study.forecasts`)."""
 
 
 class Forecast(NamedTuple):
@@ -78,21 +82,29 @@ class Forecast(NamedTuple):
 
 
 def of(
-    accuracy: float, fleet: float, labels: int, independent: float, more: int = MORE, curve: Curve = USUAL
+    accuracy: float,
+    fleet: float | None,
+    labels: int,
+    independent: float,
+    more: int = MORE,
+    curve: Curve | None = None,
 ) -> Forecast:
-    """The forecast for a head with this cross-validated accuracy on `labels` scenes; `fleet` is that of the fleet's head on the same ones.
+    """The forecast for a head with this cross-validated accuracy on `labels` scenes.
 
-    independent: how many independent scenes would be as certain (`Calibration.independent`).
+    fleet: the accuracy of the fleet's head on the same ones, None without one. independent: how many independent scenes would be as certain
+    (`Calibration.independent`). curve: by default USUAL, or ALONE without a fleet's head.
     """
-    error, of_fleet = 1 - accuracy, 1 - fleet
+    curve = curve or (ALONE if fleet is None else USUAL)
+    error, of_fleet = 1 - accuracy, 1 - (fleet or 0.0)
     grown = (labels + curve.start) / curve.start
     usual = curve.errors * grown**-curve.rate
     effective = CORRELATED * independent
     falls = (effective * error + usual) / (effective * of_fleet + curve.errors)
     rate = max(-np.log(falls) / np.log(grown), 0.0)
     remains = float(((labels + more + curve.start) / (labels + curve.start)) ** -rate)
-    mean = (independent * error + 1) / (independent + 2)
-    low, high = _shortest(error * remains, independent)
+    count = effective / curve.variance
+    mean = (count * error + 1) / (count + 2)
+    low, high = _shortest(error * remains, count)
     return Forecast(more, labels, accuracy, mean * (1 - remains), 1 - high, 1 - low)
 
 

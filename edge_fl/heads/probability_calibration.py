@@ -5,9 +5,9 @@ any other kind a head fitted on the other folds predicts each of FOLDS folds. No
 group counts once, so that frames of one scene do not count as many. Samples that were labelled because they are informative count less
 (`importance`), so that accuracy and probabilities are those of all pictures. Folds have one group of every class where labels are few.
 
-- A head without a fleet's head is worse without a fold than with all labels. With few labels its error falls about as the root of their
-  number, so that of the predictions is reduced by the factor of one label of each class, as far as the head follows from own labels alone
-  (`correction`).
+- A head without a fleet's head is worse without a fold than with all labels. Its error falls about as a power of the number of labels,
+  from 1 without any; so that of the predictions is reduced by what one label of each class adds, as far as the head follows from own labels
+  alone (`correction`).
 
 - The temperature divides the logits (Guo et al., ICML 2017). Here it is the one at which the mean probability of the predicted classes
   equals the accuracy, (right + 1/2) / (n + 1) of n groups. With a few dozen samples this is better calibrated on unseen ones than the
@@ -277,7 +277,6 @@ def of_estimate(estimate: Estimate, data: TrainingSet) -> Calibration:
         distances,
         grouping.normal(scenes),
         fleet,
-        _kept(y, scenes) ** (estimate.own_weight / 2),
         estimate.own_weight,
         importance,
     )
@@ -311,11 +310,15 @@ def _weights(groups: Groups, n: int, importance: Importance) -> NDArray[np.float
     )
 
 
-def _kept(y: Labels, scenes: Groups) -> float:
-    """The share of the groups of a sample's class that are left without the sample's own, at least a half."""
+def _correction(error: float, y: Labels, scenes: Groups) -> float:
+    """The factor by which the error of a head of own labels alone falls from the labels [n] without a fold to all of them.
+
+    Without a fold, as many groups of a class are left as without one, at least a half.
+    """
     pairs = np.unique(np.column_stack([y, scenes if len(scenes) else np.arange(len(y))]), axis=0)
-    counts = np.bincount(pairs[:, 0])[y]
-    return float(np.mean(np.maximum(1 - 1 / counts, 0.5)))
+    kept = float(np.mean(np.maximum(1 - 1 / np.bincount(pairs[:, 0])[y], 0.5))) * len(pairs)
+    rate = -np.log(max(error, 1 / (len(pairs) + 1))) / np.log1p(kept)
+    return float(((1 + kept) / (1 + len(pairs))) ** rate)
 
 
 def _calibration(
@@ -325,21 +328,22 @@ def _calibration(
     distances: Features,
     groups: Groups,
     fleet: NDArray[np.bool_],
-    correction: float,
     own_weight: float,
     importance: Importance,
 ) -> Calibration:
     temperature = best_temperature(logits, y, groups, importance)
     shares = probabilities(logits / np.float32(temperature))
+    right = shares.argmax(axis=1) == y
+    error = 1 - grouping.mean(right, groups, importance)
     return Calibration(
         temperature,
         shares.max(axis=1),
-        shares.argmax(axis=1) == y,
+        right,
         known,
         distances,
         groups,
         fleet,
-        correction,
+        _correction(error, y, groups) ** own_weight,
         own_weight,
         importance,
         labels=y,
@@ -383,11 +387,10 @@ def calibrate(
     order = np.argsort(predicted)
     predicted = predicted[order]
     held, labels, counted = np.concatenate(logits)[order], y[predicted], grouping.normal(scenes[predicted])
-    kept, none = _kept(y, scenes) ** 0.5, np.empty(0, np.bool_)
     given = np.empty(0) if importance is None or not len(importance) else importance[predicted]
     pool = z[:0] if unlabelled is None else unlabelled
     known_classes, far = _measured(z, y, predicted, scenes, given, pool)
-    found = _calibration(held, labels, known_classes, far, counted, none, kept, 1.0, given)
+    found = _calibration(held, labels, known_classes, far, counted, np.empty(0, np.bool_), 1.0, given)
     weights = grouping.weights(counted, len(labels), given)
     promise = promises.of(held, labels, weights, held[:0], temperature=found.temperature)
     return replace(found, promise=promise)

@@ -79,7 +79,7 @@ class MeasuredAccuracy(NamedTuple):
             found.get(metrics.TEST_EFFECTIVE),
         )._replace(
             is_reported=metrics.TEST_SAMPLES in found,
-            of_all_labels=not found.get(metrics.VALIDATION_SAMPLES),
+            of_all_labels=metrics.TEST_EFFECTIVE in found and not found.get(metrics.VALIDATION_SAMPLES),
         )
 
     @property
@@ -109,8 +109,8 @@ class MeasuredAccuracy(NamedTuple):
 
     @property
     def forecast(self) -> Forecast | None:
-        """What more labels are expected to add; None unless a head that is adapted from the fleet's was cross-validated."""
-        if self.accuracy is None or self.fleet is None or math.isnan(self.accuracy + self.fleet):
+        """What more labels are expected to add; None if the accuracy is not from cross-validation."""
+        if self.accuracy is None or math.isnan(self.accuracy + (self.fleet or 0.0)):
             return None
         if not self.of_all_labels or not self.n:
             return None

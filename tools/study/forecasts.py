@@ -6,7 +6,8 @@ python -m tools.study.forecasts --data .data --out .study --devices 2  two devic
 A device fits its first k labels per class as devices do (`fit_here`), forecasts the accuracy with 20 more labels and with twice as many,
 and is then given these labels. Outcome: the accuracy of the head fitted on them on the device's test images. The constants of the learning
 curve (`edge_fl.heads.forecast.Curve`) with which a data set is tested are those that forecast the gains of the *other* data sets with the
-least squared error. Compared with "no change": the shown accuracy with its interval as if nothing were added, at the same 80 %.
+least squared error; without a fleet's head `forecast.ALONE`, which was chosen on these devices. Compared with "no change": the shown
+accuracy with its interval as if nothing were added, at the same 80 %.
 
 The forecast is of the accuracy on all unseen images; the outcome is measured on a finite number of test images. "Covered": outcomes in the
 interval. "With test noise": outcomes in the interval widened by what an accuracy on so many test images varies. Intervals of figures:
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from edge_fl import metrics
@@ -56,12 +58,12 @@ class Outcome(Struct, frozen=True):
     labels: int
     more: int
     shown: float
-    fleet: float
+    fleet: float | None
     now: float
     after: float
     tests: int
 
-    def forecast(self, curve: Curve = forecast.USUAL) -> Forecast:
+    def forecast(self, curve: Curve | None = None) -> Forecast:
         """What the device forecasts."""
         return forecast.of(self.shown, self.fleet, self.labels, self.labels / CORRELATED, self.more, curve)
 
@@ -75,24 +77,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=Path(".data"))
     parser.add_argument("--out", type=Path, default=Path(".study"))
     parser.add_argument("--devices", type=int, default=promise_cells.PARTS)
+    parser.add_argument("--alone", action="store_true", help="only devices without a fleet's head: minutes")
     options = parser.parse_args(arguments)
     names = (promise_cells.PACS, promise_cells.CIFAR, promise_cells.IMU)
-    found, of_one_class = list[Outcome](), list[tuple[str, float, float]]()
+    found, alone, of_one_class = list[Outcome](), list[Outcome](), list[tuple[str, float, float]]()
     with threadpool_limits(1):
         for cell in promise_cells.cells(names, options.data, options.out):
-            found += outcomes(cell, options.devices)
-            of_one_class += one_class(cell, options.devices)
-    for printed in (table(found), table_of_one_class(of_one_class)):
+            alone += outcomes(cell, options.devices, has_fleet=False)
+            if not options.alone:
+                found += outcomes(cell, options.devices)
+                of_one_class += one_class(cell, options.devices)
+    with_fleet = [] if options.alone else [table(found), table_of_one_class(of_one_class)]
+    for printed in (*with_fleet, table_alone(alone)):
         sys.stdout.write(tables.markdown(printed) + "\n\n")
 
 
 class LabelledDevice:
     """The first labels of one device, as many as are asked for, fitted as it would."""
 
-    def __init__(self, cell: Cell, device: int) -> None:
+    def __init__(self, cell: Cell, device: int, *, has_fleet: bool = True) -> None:
         about, self.cell = cell.about, cell
         self.order, self.tests = cell.labels(device), cell.tests(device)
-        plan, self.extras = day_zero_heads.release(cell)
+        alone = replace(about.plan, fleet="", start="", shares=[])
+        plan, self.extras = day_zero_heads.release(cell) if has_fleet else (alone, {})
         self.spec = FitSpec("logistic", about.classes, about.unit_norm, "", plan=plan, calibrate=True)
 
     def fit(self, rows: Array) -> tuple[Calibration, float]:
@@ -102,18 +109,18 @@ class LabelledDevice:
         return choice.calibration, metrics.accuracy(choice.head.predict(z[self.tests]), y[self.tests])
 
 
-def devices(cell: Cell, most: int) -> Iterator[tuple[str, LabelledDevice]]:
+def devices(cell: Cell, most: int, *, has_fleet: bool = True) -> Iterator[tuple[str, LabelledDevice]]:
     """The first `most` devices of each kind, with their kind."""
     kinds = cell.about.rows
     for number, kind in enumerate(kinds):
         if kinds[:number].count(kind) < most:
-            yield kind, LabelledDevice(cell, number)
+            yield kind, LabelledDevice(cell, number, has_fleet=has_fleet)
 
 
-def outcomes(cell: Cell, most: int) -> Iterator[Outcome]:
+def outcomes(cell: Cell, most: int, *, has_fleet: bool = True) -> Iterator[Outcome]:
     """All states of the first `most` devices of each kind in a cell."""
     place = repr(cell.counts.tolist())  # differ by domain, extractor and person
-    for _, device in devices(cell, most):
+    for _, device in devices(cell, most, has_fleet=has_fleet):
         fits = dict[int, tuple[Calibration, float]]()
         for k in PER_CLASS:
             labels = k * cell.about.classes
@@ -123,7 +130,7 @@ def outcomes(cell: Cell, most: int) -> Iterator[Outcome]:
                 for n in {labels, labels + more} - fits.keys():
                     fits[n] = device.fit(device.order[:n])
                 (shown, now), (_, after) = fits[labels], fits[labels + more]
-                fleet, tests = shown.fleet_accuracy or 0.0, len(device.tests)
+                fleet, tests = (shown.fleet_accuracy or 0.0) if has_fleet else None, len(device.tests)
                 yield Outcome(
                     cell.about.dataset, place, k, labels, more, shown.accuracy, fleet, now, after, tests
                 )
@@ -167,10 +174,6 @@ def table(found: Sequence[Outcome]) -> Table:
     names = list(dict.fromkeys(each.dataset for each in found))
     curves = {name: fitted([each for each in found if each.dataset != name]) for name in names}
     said = [(each, each.forecast(curves[each.dataset])) for each in found]
-    rows = []
-    for name, k in product((*names, "all"), (*PER_CLASS, 0)):
-        if of := [pair for pair in said if name in (pair[0].dataset, "all") and k in (pair[0].k, 0)]:
-            rows.append([name, str(k or "all"), *figures(of)])
     constants = "; ".join(f"{name} {tuple(curve)}" for name, curve in curves.items())
     enough, other = (
         [
@@ -182,11 +185,26 @@ def table(found: Sequence[Outcome]) -> Table:
     )
     notes = [
         f"Means in per cent and points, of n forecasts ({forecast.MORE} more labels, and twice as many), each with the constants (start,"
-        f" rate, errors) of the other data sets: {constants}; of all {tuple(fitted(found))}. Expected: 75 to 85 % covered. Intervals:"
-        " Student's 95 %.",
+        f" rate, errors, variance) of the other data sets: {constants}; of all {tuple(fitted(found))}. Expected: 75 to 85 % covered."
+        " Intervals: Student's 95 %.",
         f'"Enough" was said of {len(enough)} of {len(enough) + len(other)} forecasts of {forecast.MORE} more labels; these added'
         f" {100 * np.mean([0.0, *enough]):+.1f} points, of the other devices {100 * np.mean([0.0, *other]):+.1f}.",
     ]
+    return _table(said, "Forecasts of accuracy and what came", notes)
+
+
+def table_alone(found: Sequence[Outcome]) -> Table:
+    """A line for each data set and number of labels of devices without a fleet's head, and for all together."""
+    note = f"As above, of devices without a fleet's head, with the constants {tuple(forecast.ALONE)}, chosen on these."
+    return _table([(each, each.forecast()) for each in found], "Without a fleet's head", [note])
+
+
+def _table(said: Sequence[tuple[Outcome, Forecast]], title: str, notes: list[str]) -> Table:
+    names = list(dict.fromkeys(each.dataset for each, _ in said))
+    rows = []
+    for name, k in product((*names, "all"), (*PER_CLASS, 0)):
+        if of := [pair for pair in said if name in (pair[0].dataset, "all") and k in (pair[0].k, 0)]:
+            rows.append([name, str(k or "all"), *figures(of)])
     headings = ["devices of", "labels per class", "n", "true now", "true after", "forecast gain", "true gain"]
     headings += [
         "error of the gain",
@@ -197,7 +215,7 @@ def table(found: Sequence[Outcome]) -> Table:
         "covered by no change",
         "its width",
     ]
-    return Table(headings, rows, "Forecasts of accuracy and what came", notes, headings[2:])
+    return Table(headings, rows, title, notes, headings[2:])
 
 
 def table_of_one_class(found: Sequence[tuple[str, float, float]]) -> Table:

@@ -47,7 +47,7 @@ def test_a_wrong_label_is_named_with_its_file_class_and_why_until_a_person_calls
     assert first["state"] == "warning" and first["found"].startswith(
         "a/odd.png: rather b: the other labels say b"
     )
-    assert "if it is b, move it there" in first["remedy"]
+    assert "if it is b, move it to the folder b" in first["remedy"]
     assert last["check"] == "labels" and " of 25 labels to look at; about " in last["found"]
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before  # nothing is changed
     RightLabels(folder).add(file_key(data / "a" / "odd.png"), "a")

@@ -6,7 +6,7 @@ from scipy.stats import beta
 
 from edge_fl import metrics
 from edge_fl.heads import forecast
-from edge_fl.heads.forecast import LEAST_GAIN, MORE, USUAL
+from edge_fl.heads.forecast import ALONE, LEAST_GAIN, MORE, USUAL
 from edge_fl.heads.wording import MeasuredAccuracy
 
 MANY = 1e6
@@ -68,12 +68,23 @@ def test_it_says_what_is_expected_or_that_there_are_enough_labels() -> None:
     "missing",
     [
         {metrics.TEST_SAMPLES: 7.0},
-        {metrics.FLEET: None},
+        {metrics.PERSONAL_AFTER: None},
         {metrics.VALIDATION_SAMPLES: 30.0},
+        {metrics.TEST_EFFECTIVE: None},  # of a full device, on its test images
         {metrics.TEST_SAMPLES: 0.0},
     ],
 )
-def test_without_a_cross_validated_head_of_the_fleet_there_is_none(missing: dict[str, float | None]) -> None:
-    found = {metrics.PERSONAL_AFTER: 0.8, metrics.FLEET: 0.6, metrics.TEST_SAMPLES: 30.0} | missing
-    report = {name: value for name, value in found.items() if value is not None}
+def test_without_cross_validation_there_is_none(missing: dict[str, float | None]) -> None:
+    usual = {metrics.PERSONAL_AFTER: 0.8, metrics.TEST_SAMPLES: 30.0, metrics.TEST_EFFECTIVE: 20.0}
+    assert MeasuredAccuracy.of_report(usual).forecast
+    report = {name: value for name, value in (usual | missing).items() if value is not None}
     assert MeasuredAccuracy.of_report(report).forecast is None
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.4, 0.8])
+def test_without_a_fleets_head_the_error_falls_as_a_power_from_all_wrong(rate: float) -> None:
+    now, later = (1 - (n + ALONE.start) ** -rate for n in (30, 30 + MORE))
+    found = forecast.of(now, None, 30, MANY)
+    assert found.gain == pytest.approx(later - now, abs=1e-4)
+    few, fleet = forecast.of(0.8, None, 30, 20), forecast.of(0.8, 0.0, 30, 20, curve=USUAL)
+    assert few.high - few.low > 1.1 * (fleet.high - fleet.low)

@@ -1,5 +1,7 @@
 """Calibration from out-of-fold predictions: probabilities, thresholds and rejections hold on samples that no head has seen."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -181,6 +183,24 @@ def test_scenes_count_once_and_are_kept_in_the_file() -> None:
     assert "groups" not in alone.to_arrays()
     with pytest.raises(ArtefactError, match="differ in length"):
         probability_calibration.from_arrays({**calibrated.to_arrays(), "groups": scenes[1:]})
+
+
+def test_an_accuracy_by_chance_is_not_shown_higher_because_labels_were_few() -> None:
+    """Leaving one of three labels of a class out costs nothing where labels teach nothing."""
+    classes, shown = 8, list[float]()
+    for seed in range(30):
+        z = np.random.default_rng(seed).normal(size=(3 * classes, DIM)).astype(np.float32)
+        y = np.repeat(np.arange(classes), 3)
+        head = calibrate(lambda z, y: heads.fit("cosine", z, y, classes, unit_norm=False), z, y)
+        shown.append(head.accuracy)
+    assert abs(np.mean(shown) - 1 / classes) < 0.06
+
+
+def test_an_error_that_falls_fast_is_lower_with_all_labels_than_without_a_fold() -> None:
+    z, y = some(3, 4, noise=1.5)
+    found = calibrate(lambda z, y: fit("cosine", z, y), z, y)
+    right = replace(found, right=np.arange(15) % 15 > 0)
+    assert right.correction < 1 and 14 / 15 < right.accuracy < 1
 
 
 def test_frames_of_a_few_scenes_do_not_count_as_many_labels() -> None:
