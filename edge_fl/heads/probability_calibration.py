@@ -317,8 +317,7 @@ def _correction(error: float, y: Labels, scenes: Groups) -> float:
     """
     pairs = np.unique(np.column_stack([y, scenes if len(scenes) else np.arange(len(y))]), axis=0)
     kept = float(np.mean(np.maximum(1 - 1 / np.bincount(pairs[:, 0])[y], 0.5))) * len(pairs)
-    rate = -np.log(max(error, 1 / (len(pairs) + 1))) / np.log1p(kept)
-    return float(((1 + kept) / (1 + len(pairs))) ** rate)
+    return float(max(error, 1 / (len(pairs) + 1)) ** (np.log1p(len(pairs)) / np.log1p(kept) - 1))
 
 
 def _calibration(

@@ -194,8 +194,10 @@ def test_another_way_of_fitting_on_the_same_extractor_is_compared_by_cross_valid
     lost, gained = values["test_samples.lost"], values["test_samples.gained"]
     assert (report.release, report.error, len(fitter.fits)) == (2, "", 3)
     assert lost + gained > 0
-    correction = (1 - 1 / 21) ** 0.5  # of heads without a fleet's head, with 21 pictures of each class
-    assert gained - lost == pytest.approx(42 * (values[AFTER] - before) / correction)
+    power = np.log(41) / np.log(
+        43
+    )  # of heads without a fleet's head: 42 pictures, 40 without one of each class
+    assert gained - lost == pytest.approx(42 * ((1 - before) ** power - (1 - values[AFTER]) ** power))
 
 
 def test_a_head_is_fitted_again_only_when_images_or_extractor_are_new(site: Site) -> None:
