@@ -116,7 +116,7 @@ def test_a_wrong_label_is_corrected_taken_back_and_called_right_with_one_key_eac
     wrong, right = tmp_path / "images/leaf/0-0.png", tmp_path / "images/apple/0-0.png"
     with desk(config) as site, visiting(browser, site.home, width=1280) as visit:
         site.learned()
-        visit.go("/label", wait_for="#examine")
+        visit.go("/label", wait_for="#examine:enabled")
         visit.page.keyboard.press("l")
         first = "#doubts li:first-child"
         visit.page.wait_for_selector(first + " button:enabled")
@@ -134,6 +134,22 @@ def test_a_wrong_label_is_corrected_taken_back_and_called_right_with_one_key_eac
         visit.page.keyboard.press("r")
         visit.page.wait_for_selector("#message:text-is('Right: leaf')")
         assert wrong.exists() and "leaf, rather apple" not in visit.page.text_content("#doubts")
+
+
+def test_nothing_can_be_pressed_before_the_page_knows_the_device(browser: Any, tmp_path: Path) -> None:
+    """A key or click of that moment would be lost."""
+    with desk(device(tmp_path)) as site, visiting(browser, site.home, width=1280) as visit:
+        held: list[Any] = []
+        visit.page.route("**/api/label/view*", lambda route: held.append(route), times=1)
+        visit.go("/label", wait_for="#examine")
+        shown = "all => all.filter(b => b.offsetParent && !b.disabled).map(b => b.id)"
+        assert visit.page.eval_on_selector_all("button", shown) == []
+        visit.page.wait_for_timeout(500)  # its first look at the device has begun
+        assert visit.page.eval_on_selector_all("button", shown) == []
+        (first,) = held
+        first.continue_()
+        visit.page.wait_for_selector("#examine:enabled")
+        assert {"examine", "add"} <= set(visit.page.eval_on_selector_all("button", shown))
 
 
 def test_fifty_pictures_by_touch_on_a_phone(browser: Any, tmp_path: Path) -> None:

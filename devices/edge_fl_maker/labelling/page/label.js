@@ -147,6 +147,7 @@ function draw() {
   $("discard").disabled = !idle;
   $("skip").disabled = !idle && (waiting || !shown || state !== "failed");
   $("undo").disabled = waiting || !done.length || (Boolean(shown) && state === "loading");
+  $("add").disabled = false;  // as all buttons, until the first view
   drawClasses();
   drawSuggestion();
   const outside = view.classes.filter((each) => !each.learned);

@@ -5,6 +5,7 @@
 
 function drawDoubts() {
   const found = view.examined, box = $("doubts");
+  $("examine").disabled = waiting;
   $("examined").textContent = [found.words, ...found.remarks].filter(Boolean).join("; ");
   const keys = found.labels.map(doubtKey);
   for (const old of [...box.children]) if (!keys.includes(old.dataset.key)) old.remove();
