@@ -22,6 +22,14 @@ def compare(
             TRAINING,
         ),
     ] = "",
+    without: Annotated[
+        str,
+        option(
+            "--without METHODS",
+            "Methods to leave out, comma-separated: local, fedavg or fedavg+ft, or some of 'all' or the recipe.",
+            TRAINING,
+        ),
+    ] = "",
     datasets: Annotated[str, option("--datasets DATASETS", "Datasets, comma-separated.", DATA)] = "",
     partitions: Annotated[
         str,
@@ -80,7 +88,7 @@ def compare(
     recipe: RecipeOptions,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Compare methods on the same clients, always with Local, FedAvg and FedAvg+FT; a second call runs only missing cells."""
+    """Compare methods on the same clients, with Local, FedAvg and FedAvg+FT unless left out; a second call runs only missing cells."""
     from edge_fl.methods import names
     from edge_fl_lab.compare import comparison, grid, paper, summary, tables, tuning
 
@@ -101,7 +109,12 @@ def compare(
         else grid.split_list(methods) or base.compare.methods or [base.method.name]
     )
     cells = grid.cells(
-        base, chosen, grid.split_list(datasets), grid.split_list(partitions), seeds or base.compare.seeds
+        base,
+        chosen,
+        grid.split_list(datasets),
+        grid.split_list(partitions),
+        seeds or base.compare.seeds,
+        grid.split_list(without),
     )
     folder = (
         out

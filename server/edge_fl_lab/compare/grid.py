@@ -21,7 +21,7 @@ from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.training.studies import with_network
 
 ALWAYS = ("local", "fedavg", "fedavg+ft")
-"""Part of every comparison, as the references for sharing and for personalisation."""
+"""Part of every comparison that does not leave them out, as the references for sharing and for personalisation."""
 
 METHOD_SETTINGS = ("compression.", "privacy.")
 """Tables of a recipe that a single method of a comparison may set."""
@@ -58,15 +58,21 @@ def cells(
     datasets: Sequence[str] = (),
     partitions: Sequence[str] = (),
     seeds: int = 1,
+    without: Sequence[str] = (),
 ) -> list[Cell]:
-    """List all cells, seed by seed; default dataset and partition: the recipe's.
+    """List all cells, seed by seed, without the methods of `without`; default dataset and partition: the recipe's.
 
     A method is a name, followed by options, "fedcrc:tau=0.9:kl=reverse", and by settings of compression and privacy,
     "fedcrc:compression.kind=int8". Raises MethodError and InputError.
     """
     if partitions and base.data.split:
         raise InputError("a split file and partitions, expected one of both")
-    chosen = [(label, *parse_method(label)) for label in dict.fromkeys([*ALWAYS, *methods])]
+    labels = list(dict.fromkeys([*ALWAYS, *methods]))
+    if unknown := [label for label in without if label not in labels]:
+        raise InputError(f"without {unknown[0]!r}: it is not compared{nearest(unknown[0], labels)}")
+    if not (labels := [label for label in labels if label not in without]):
+        raise InputError("no method is left to compare")
+    chosen = [(label, *parse_method(label)) for label in labels]
     splits = [parse_partition(partition) for partition in partitions] or [[]]
     cells = []
     for dataset, split, seed in product(datasets or [base.data.dataset], splits, range(seeds)):
