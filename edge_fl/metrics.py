@@ -91,8 +91,8 @@ COUNTS = frozenset(
 )
 """Counts of samples, which are not summarised over the fleet."""
 
-ACCURACY = "_acc"
-"""Accuracies, and no other metrics, have this in their name."""
+ACCURACY, TEST_ACCURACY = "_acc", "test_acc"
+"""Accuracies, and no other metrics, have this in their name; those on test samples the second."""
 
 MAX_MAGNITUDE = 1e15
 """Limit of a metric in a report that is neither an accuracy nor a count."""

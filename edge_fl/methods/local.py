@@ -10,7 +10,7 @@ from edge_fl.methods.contract.method import HeadTier, Method
 
 @dataclass(frozen=True)
 class Local(Method):
-    """Personal extractor and head; every client trains in every round, for equal budgets in comparisons."""
+    """Personal extractor and head; every client trains as often as clients are drawn on average, for equal budgets in comparisons."""
 
     title = "Local"
     citation = "no collaboration (SingleSet)"

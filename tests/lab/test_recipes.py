@@ -1,5 +1,6 @@
 """Built-in recipes match the settings of the papers' tables, build on each other and scale; papers.toml holds the printed figures."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,8 @@ def test_every_method_of_a_paper_exists_with_the_options_it_is_given(name: str) 
     for label in [*recipe.compare.methods, *recipe.methods]:
         method, options = parse_method(label)
         chosen = with_method(recipe, method, options).method
-        parse_method(":".join([method, *(f"{key}={value}" for key, value in chosen.options.items())]))
+        given = (f"{key}={json.dumps(value)}" for key, value in chosen.options.items())
+        parse_method(":".join([method, *given]))
 
 
 # docs/reproducing-the-papers.md: clients, participation, rounds, epochs, batch, optimiser, test share, model.
@@ -118,7 +120,10 @@ def test_methods_of_a_table_share_its_settings_except_for_its_own_changes() -> N
     assert fedrep == MethodConfig("fedrep", 1, 64, table.method.optimiser, {"head_epochs": 4})
     assert with_method(table, "fedprox+ft").method.options == {"mu": 0.1}
     assert with_method(table, "repper").method.optimiser == table.method.optimiser
-    assert with_method(table, "fedcrc", {"tau": 0.5}).method.options == {"tau": 0.5}
+    assert with_method(table, "fedcrc", {"tau": 0.5}).method.options == {
+        "tau": 0.5,
+        "refresh_personal": False,
+    }
 
 
 def test_outside_a_table_a_method_uses_its_usual_optimiser() -> None:
@@ -183,14 +188,14 @@ def test_printed_averages_follow_from_the_cells() -> None:
 
 
 def test_a_printed_cell_is_read_with_its_spread_and_its_doubt() -> None:
-    figures = {(f.method, f.number): f for f in paper.figures("fedrir-fmnist-pathological")}
-    fedavg = figures["fedavg", "personal.test_acc.after"]
-    assert (fedavg.value, fedavg.spread, fedavg.spread_over, fedavg.doubtful) == (
+    figures = {(f.method, f.evaluation): f for f in paper.figures("fedrir-fmnist-pathological")}
+    fedavg = figures["fedavg", "personal"]
+    assert (fedavg.value, fedavg.spread, fedavg.table.spread, fedavg.doubtful) == (
         86.01,
         0.15,
         "repeats",
         True,
     )
-    crc = {(f.method, f.number): f.value for f in paper.figures("fedcrc-cifar10-dir01")}
-    assert crc["fedcrc", "global.test_acc"] == 64.61 and crc["fedcrc", "personal.test_acc.after"] == 79.4
+    crc = {(f.method, f.evaluation): f.value for f in paper.figures("fedcrc-cifar10-dir01")}
+    assert crc["fedcrc", "global"] == 64.61 and crc["fedcrc", "personal"] == 79.4
     assert not [f for f in paper.figures("fedcrl-cifar10-dir001") if f.method == "fedpac"]

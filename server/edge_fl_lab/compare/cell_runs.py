@@ -27,7 +27,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # c
 
 import edge_fl
 import edge_fl_server
-from edge_fl import heads, methods, models
+from edge_fl import heads, methods, metrics, models
 from edge_fl.config import ModelConfig
 from edge_fl.console.progress import Watch, unwatched
 from edge_fl.data import datasets
@@ -71,7 +71,8 @@ _INSTALLED = {"site-packages", "dist-packages"}
 class Point(Struct, frozen=True, forbid_unknown_fields=True):
     """One round: duration, tensor bytes and size of the cohort, means over clients of the metrics evaluated.
 
-    `device_seconds` is the mean processor time of a client's local update, without evaluation; 0: not measured.
+    `weighted` are the means of accuracies weighted by the clients' test samples. `device_seconds` is the mean processor time of a client's
+    local update, without evaluation; 0: not measured.
     """
 
     round: int
@@ -80,6 +81,7 @@ class Point(Struct, frozen=True, forbid_unknown_fields=True):
     bytes_up: int
     clients: int
     means: dict[str, float] = {}
+    weighted: dict[str, float] = {}
     device_seconds: float = 0.0
 
 
@@ -87,9 +89,10 @@ class CellResult(Struct, frozen=True):
     """The result of one cell; after a `failure` there are no numbers.
 
     `last` is over all clients after the last round and the final personalisation, `participants` over those that took part in any round,
-    `best` over all clients after `best_round`, the best by validation (0: none). `clients` holds the metrics by client. `inputs` is what
-    the numbers depend on apart from the recipe (`inputs_of`), `engine` the engine that ran. `final_seconds` is the
-    mean processor time of a client's final personalisation.
+    `best` over all clients after `best_round`, the best by validation (0: none). `clients` holds the metrics by client, `highest` each
+    client's highest value of each test accuracy in any evaluated round, which one paper prints. `inputs` is what the numbers depend on
+    apart from the recipe (`inputs_of`), `engine` the engine that ran. `final_seconds` is the mean processor time of a client's final
+    personalisation.
     """
 
     key: str
@@ -107,6 +110,7 @@ class CellResult(Struct, frozen=True):
     best_round: int = 0
     best: dict[str, Summary] = {}
     clients: dict[str, dict[str, float]] = {}
+    highest: dict[str, dict[str, float]] = {}
 
 
 def prepare(cell: Cell) -> Study:
@@ -190,18 +194,19 @@ def _run(blank: CellResult, study: Study, folder: Path, watch: Watch) -> CellRes
         best_round=best[0] if best else 0,
         best=best[1] if best else {},
         clients={id: dict(report) for id, report in reports.items()},
+        highest=recorder.highest,
     )
 
 
 class _TimedClients(WrappedClients):
-    """Clients whose last step, evaluation apart, is timed in processor time."""
+    """Clients whose last update or final personalisation is timed in processor time."""
 
     def __init__(self, clients: Clients) -> None:
         super().__init__(clients)
         self._seconds: list[float] = []
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        if step in MEASURES:
+        if step in MEASURES or not downs:  # where nobody trains, the time stays that of the last update
             yield from self._clients.each(step, round, method, downs)
             return
         self._seconds = []
@@ -222,10 +227,18 @@ class _CellRecorder(RunHooks):
         self.engine = ""
         self.curve: list[Point] = []
         self.participants: set[str] = set()
+        self.highest: dict[str, dict[str, float]] = {}
 
     def after_round(self, result: RoundResult, clients: Clients) -> None:
         self.participants.update(result.responded)
         summaries = summarise_reports(list(result.metrics.values()))
+        for client, report in result.metrics.items():
+            known = self.highest.setdefault(client, {})
+            known |= {
+                name: max(value, known.get(name, 0.0))
+                for name, value in report.items()
+                if metrics.TEST_ACCURACY in name
+            }
         self.curve.append(
             Point(
                 round=result.round,
@@ -234,6 +247,9 @@ class _CellRecorder(RunHooks):
                 bytes_up=result.bytes_up,
                 clients=len(result.responded),
                 means={name: value.mean for name, value in summaries.items()},
+                weighted={
+                    name: value.weighted_mean for name, value in summaries.items() if metrics.ACCURACY in name
+                },
                 device_seconds=self._timed.mean_seconds(),
             )
         )

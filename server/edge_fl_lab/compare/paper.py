@@ -6,6 +6,7 @@ A scaled run, a single seed, a "best" round or a doubtful cell also cause differ
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -21,10 +22,23 @@ from edge_fl_lab.compare.tables import percent
 from edge_fl_lab.recipe_changes import differences, with_method
 from edge_fl_server import recipes
 
-NUMBERS = {
-    "personal": metrics.PERSONAL_AFTER,
-    "global": metrics.GLOBAL_TEST,
-    "unseen": metrics.UNSEEN_TEST,
+EVALUATIONS = {
+    "global": (metrics.GLOBAL_TEST, metrics.GLOBAL_TEST),
+    "before": (metrics.PERSONAL_BEFORE, metrics.PERSONAL_BEFORE),
+    "post_local": (metrics.PERSONAL_LOCAL, metrics.PERSONAL_LOCAL),
+    "personal": (metrics.PERSONAL_BEFORE, metrics.PERSONAL_AFTER),
+    "unseen": ("", metrics.UNSEEN_TEST),
+}
+"""Our numbers by the words of `papers.toml`: (between rounds, at the end)."""
+
+ROUNDS = {
+    "last": "after the last round",
+    "best": "in the best round by test accuracy",
+    "best-of-each-client": "in each client's best round by test accuracy",
+}
+MEANS = {
+    "clients": "mean over clients, each alike",
+    "samples": "share of all test samples (clients weighted by samples)",
 }
 CELL = re.compile(r"(?P<value>\d+(?:\.\d+)?)(?:±(?P<spread>\d+(?:\.\d+)?))?(?P<doubtful>\?)?")
 NONE = "-"
@@ -34,6 +48,9 @@ class PaperTable(Struct, frozen=True, forbid_unknown_fields=True):
     """One printed table; the head of `papers.toml` explains the format."""
 
     title: str
+    mean: Literal["clients", "samples"]
+    round: Literal["last", "best", "best-of-each-client"]
+    source: str
     columns: list[str]
     rows: dict[str, str]
     spread: str = ""
@@ -41,17 +58,31 @@ class PaperTable(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PaperFigure(Struct, frozen=True):
-    """One printed cell, in per cent: a method, the name of our comparable number, and one client ("": all clients)."""
+    """One printed cell, in per cent: table, method, evaluation (of EVALUATIONS), and one client ("": all clients)."""
 
     recipe: str
-    table: str
+    table: PaperTable
     method: str
-    number: str
+    evaluation: str
     value: float
     spread: float | None
-    spread_over: str
     doubtful: bool
     client: str
+
+
+class Row(Struct, frozen=True):
+    """Our number of a method, evaluation and client, as the table `as_in` computes its own; `figure` is the paper's, if it prints one.
+
+    `spread` is the standard deviation over clients, where that is the paper's; else None.
+    """
+
+    method: str
+    evaluation: str
+    client: str
+    as_in: PaperTable
+    ours: MeanStd
+    spread: float | None
+    figure: PaperFigure | None
 
 
 @cache
@@ -66,7 +97,7 @@ def figures(recipe: str) -> list[PaperFigure]:
     known: dict[tuple[str, str, str], PaperFigure] = {}
     for figure in _all_figures():
         if figure.recipe == recipe:
-            known.setdefault((figure.method, figure.number, figure.client), figure)
+            known.setdefault((figure.method, figure.evaluation, figure.client), figure)
     if not known:
         recipes = {figure.recipe for figure in _all_figures()}
         raise InputError(f"recipe {recipe!r}: no paper's table has it{nearest(recipe, recipes)}")
@@ -74,88 +105,149 @@ def figures(recipe: str) -> list[PaperFigure]:
 
 
 def against(recipe: str, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> Table:
-    """Compare our numbers with the paper's, for every method that both have: difference in percentage points and both ranks."""
+    """Compare our numbers with the paper's, for every method that both have: difference in percentage points and both ranks.
+
+    Ours are computed as the paper computes its own (mean and round, see the notes). Evaluations that the paper does not print have a row
+    too, where they give another number.
+    """
     printed = figures(recipe)
-    pairs = [(figure, ours) for figure in printed if (ours := _ours(figure, cells, results))]
-    seeds = max((ours.count for _, ours in pairs), default=0)
+    rows = list(_rows(printed, cells, results))
+    seeds = max((row.ours.count for row in rows), default=0)
     body = [
         [
-            _name(figure),
-            percent(ours, seeds),
-            _printed(figure),
-            f"{ours.mean * 100 - figure.value:+.2f}",
-            *_ranks(figure, pairs),
-            figure.table,
+            _name(row.method, row.evaluation, row.client),
+            _ours_text(row, seeds),
+            _printed(row.figure) if row.figure else NONE,
+            f"{row.ours.mean * 100 - row.figure.value:+.2f}" if row.figure else NONE,
+            *_ranks(row, rows),
+            row.as_in.title,
         ]
-        for figure, ours in pairs
+        for row in rows
     ]
     headings = ["method", "ours", "paper", "difference", "our rank", "paper's rank", "table"]
-    notes = list(_notes(recipe, cells, printed, pairs))
+    notes = list(_notes(recipe, cells, printed, rows))
     return Table(headings, body, f"{recipe} compared with the paper", notes, headings[1:-1])
 
 
 def _all_figures() -> Iterator[PaperFigure]:
     for table in tables():
         for row, text in table.rows.items():
-            method, _, number = row.partition("@")
+            method, _, evaluation = row.partition("@")
             for column, cell in zip(table.columns, text.split(), strict=True):
                 recipe, _, client = column.partition("/")
                 if cell != NONE and (match := CELL.fullmatch(cell)):
                     value, spread, doubtful = match.group("value", "spread", "doubtful")
                     yield PaperFigure(
                         recipe,
-                        table.title,
+                        table,
                         method,
-                        NUMBERS[number or "personal"],
+                        evaluation or "personal",
                         float(value),
                         float(spread) if spread else None,
-                        table.spread,
                         bool(doubtful),
                         client,
                     )
 
 
-def _ours(figure: PaperFigure, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> MeanStd | None:
-    """Our number over the complete cells of the figure's method."""
-    known = [results[cell.key] for cell in cells if cell.label == figure.method and cell.key in results]
-    complete = [result for result in known if not result.failure]
-    if figure.client:
-        values = [result.clients.get(figure.client, {}).get(figure.number) for result in complete]
-    else:
-        values = [each.last[figure.number].mean for each in complete if figure.number in each.last]
-    measured = [value for value in values if value is not None]
-    return mean_std(measured) if measured else None
+def _rows(
+    printed: Sequence[PaperFigure], cells: Sequence[Cell], results: Mapping[str, CellResult]
+) -> Iterator[Row]:
+    """The rows of each printed method: the paper's evaluations, then others that give another number."""
+    of_methods: dict[tuple[str, str], dict[str, PaperFigure]] = {}
+    for figure in printed:
+        of_methods.setdefault((figure.method, figure.client), {})[figure.evaluation] = figure
+    for (method, client), theirs in of_methods.items():
+        known = [results[cell.key] for cell in cells if cell.label == method and cell.key in results]
+        complete = [result for result in known if not result.failure]
+        table = next(iter(theirs.values())).table
+        shown: set[float] = set()
+        for evaluation in [*theirs, *(word for word in EVALUATIONS if word not in theirs and not client)]:
+            values = [_number(result, evaluation, client, table) for result in complete]
+            ours = mean_std([value for value in values if value is not None])
+            if ours.count and (evaluation in theirs or ours.mean not in shown):
+                shown.add(ours.mean)
+                spread = _over_clients(complete, evaluation, client, table)
+                yield Row(method, evaluation, client, table, ours, spread, theirs.get(evaluation))
 
 
-def _ranks(figure: PaperFigure, pairs: Sequence[tuple[PaperFigure, MeanStd]]) -> tuple[str, str]:
+def _number(result: CellResult, evaluation: str, client: str, table: PaperTable) -> float | None:
+    """The accuracy of one run, 0..1, with the mean and the round of the table; None if it was not measured."""
+    during, end = EVALUATIONS[evaluation]
+    if client or table.round == "best-of-each-client":
+        best = result.highest if table.round == "best-of-each-client" else {}
+        found = [
+            max(values)
+            for id, report in result.clients.items()
+            if client in ("", id)
+            and (
+                values := [
+                    each[name] for each, name in ((report, end), (best.get(id, {}), during)) if name in each
+                ]
+            )
+        ]
+        return float(np.mean(found)) if found else None
+    weighted = table.mean == "samples"
+    last = (
+        [result.last[end].weighted_mean if weighted else result.last[end].mean] if end in result.last else []
+    )
+    if table.round == "last":
+        return last[0] if last else None
+    rounds = [point.weighted if weighted else point.means for point in result.curve]
+    return max([*last, *(found[during] for found in rounds if during in found)], default=None)
+
+
+def _over_clients(
+    results: Sequence[CellResult], evaluation: str, client: str, table: PaperTable
+) -> float | None:
+    """The standard deviation over clients after the last round, mean over the runs, if the paper prints it."""
+    end = EVALUATIONS[evaluation][1]
+    if table.spread != "clients" or client or table.round != "last":
+        return None
+    return float(np.mean([result.last[end].std for result in results if end in result.last]))
+
+
+def _ranks(row: Row, rows: Sequence[Row]) -> tuple[str, str]:
     """Ranks among all figures of the same client, best first; equal values share the better rank."""
-    rivals = [(theirs, ours) for theirs, ours in pairs if theirs.client == figure.client]
-    mine = next(ours for theirs, ours in rivals if theirs == figure)
-    ours = 1 + sum(other.mean > mine.mean for _, other in rivals)
-    return str(ours), str(1 + sum(theirs.value > figure.value for theirs, _ in rivals))
+    if row.figure is None:
+        return NONE, NONE
+    rivals = [other for other in rows if other.figure and other.client == row.client]
+    ours = 1 + sum(other.ours.mean > row.ours.mean for other in rivals)
+    theirs = 1 + sum(other.figure.value > row.figure.value for other in rivals if other.figure)
+    return str(ours), str(theirs)
 
 
 def _notes(
-    recipe: str,
-    cells: Sequence[Cell],
-    printed: Sequence[PaperFigure],
-    pairs: Sequence[tuple[PaperFigure, MeanStd]],
+    recipe: str, cells: Sequence[Cell], printed: Sequence[PaperFigure], rows: Sequence[Row]
 ) -> Iterator[str]:
+    every, tables = cells[0].recipe.evaluate_every, {figure.table.title: figure.table for figure in printed}
+    for table in tables.values():
+        evaluated = f", evaluated every {every} rounds" * (table.round != "last" and every > 1)
+        yield f"{table.title}, ours as theirs: {MEANS[table.mean]}, {ROUNDS[table.round]}{evaluated} ({table.source})."
+    if any(row.evaluation != "personal" for row in rows):
+        yield (
+            "A row without word is the client's own model after the final personalisation; before: before it; post-local: after its local"
+            " update, before aggregation; global: the global model."
+        )
     changed = list(dict.fromkeys(change for cell in cells for change in _changes(recipe, cell)))
     yield f"Different from the paper's setup: {'; '.join(changed) or 'nothing'}."
     share = cells[0].recipe.data.validation_fraction
     if share:
         yield f"{share:.0%} of the training images are held out to choose the best round; the papers train on them."
-    if over := next((figure.spread_over for figure in printed if figure.spread_over), ""):
-        yield f"The paper's ± is over {over}, ours over seeds."
+    over = dict.fromkeys(table.spread for table in tables.values() if table.spread)
+    if "clients" in over:
+        yield "± is over clients, in both."
+    elif over:
+        yield f"The paper's ± is over {', '.join(over)}, ours over seeds."
     if any(figure.doubtful for figure in printed):
         yield "?: a doubtful cell of the paper."
-    for table in tables():
-        if table.note and table.title in {figure.table for figure in printed}:
+    for table in tables.values():
+        if table.note:
             yield f"{table.title}: {table.note}."
-    if missing := dict.fromkeys(_name(f) for f in printed if f not in [figure for figure, _ in pairs]):
+    seen = [row.figure for row in rows if row.figure]
+    missing = dict.fromkeys(_name(f.method, f.evaluation, f.client) for f in printed if f not in seen)
+    if missing:
         yield f"In the paper only: {', '.join(missing)}."
-    if disagreement := _disagreement(pairs):
+    if disagreement := _disagreement(rows):
         yield disagreement
 
 
@@ -164,9 +256,9 @@ def _changes(recipe: str, cell: Cell) -> list[str]:
     return differences(with_method(recipes.find(recipe), name, options), cell.recipe)
 
 
-def _disagreement(pairs: Sequence[tuple[PaperFigure, MeanStd]]) -> str:
+def _disagreement(rows: Sequence[Row]) -> str:
     """Count the pairs of methods whose order differs from the paper's."""
-    whole = [(figure.value, ours.mean) for figure, ours in pairs if not figure.client]
+    whole = [(row.figure.value, row.ours.mean) for row in rows if row.figure and not row.client]
     if len(whole) < 2:
         return ""
     theirs, ours = (np.array(column) for column in zip(*whole, strict=True))
@@ -175,9 +267,15 @@ def _disagreement(pairs: Sequence[tuple[PaperFigure, MeanStd]]) -> str:
     return f"{int((agreement < 0).sum())} of {len(agreement)} pairs of methods are ordered differently in the paper."
 
 
-def _name(figure: PaperFigure) -> str:
-    word = next(word for word, number in NUMBERS.items() if number == figure.number)
-    return figure.method + f" ({word})" * (word != "personal") + f" on {figure.client}" * bool(figure.client)
+def _name(method: str, evaluation: str, client: str) -> str:
+    word = f" ({evaluation.replace('_', '-')})" * (evaluation != "personal")
+    return method + word + f" on {client}" * bool(client)
+
+
+def _ours_text(row: Row, seeds: int) -> str:
+    if row.spread is None:
+        return percent(row.ours, seeds)
+    return f"{row.ours.mean * 100:.2f}±{row.spread * 100:.2f}"
 
 
 def _printed(figure: PaperFigure) -> str:

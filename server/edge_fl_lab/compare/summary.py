@@ -71,7 +71,7 @@ class MethodRow(Struct, frozen=True):
     """A method on one dataset and partition.
 
     `validation` is the mean validation accuracy over seeds (-1 without results), `by_client` the accuracy after the final personalisation
-    by seed and client. `failures` maps failed seeds to the reason; `difference` is None for the best baseline.
+    by seed and client. `failures` maps failed seeds to the reason, `differences` the other methods of ALWAYS to this one's gain over them.
     """
 
     method: str
@@ -82,7 +82,7 @@ class MethodRow(Struct, frozen=True):
     by_client: dict[int, dict[str, float]]
     keys: dict[int, str]
     failures: dict[int, str]
-    difference: PairedDifference | None = None
+    differences: dict[str, PairedDifference] = {}
 
     @property
     def block(self) -> tuple[str, str]:
@@ -112,20 +112,21 @@ def rows(
                 of_methods.setdefault(cell.label, []).append(results[cell.key])
         local = {result.recipe.seed: _local(result) for result in of_methods.get("local", [])}
         found = [_row(label, *where, each, local, target) for label, each in of_methods.items()]
-        best = best_baseline(found)
+        baselines = [row for label in ALWAYS for row in found if row.method == label]
         for row in found:
-            gain = (
-                difference(best.method, best.by_client, row.by_client) if best and row is not best else None
-            )
-            table.append(msgspec.structs.replace(row, difference=gain))
+            gains = {
+                other.method: gain
+                for other in baselines
+                if row is not other and (gain := difference(other.method, other.by_client, row.by_client))
+            }
+            table.append(msgspec.structs.replace(row, differences=gains))
     return table
 
 
-def best_baseline(rows: Sequence[MethodRow]) -> MethodRow | None:
-    """The one of ALWAYS with the highest validation accuracy, of the rows of one block."""
-    known = {row.method: row for row in rows}
-    baselines = [known[label] for label in ALWAYS if label in known]
-    return max(baselines, key=lambda row: row.validation, default=None)
+def baselines(rows: Iterable[MethodRow]) -> list[str]:
+    """The methods of ALWAYS that any of the rows is compared with."""
+    found = {label for row in rows for label in row.differences}
+    return [label for label in ALWAYS if label in found]
 
 
 def difference(

@@ -25,6 +25,7 @@ from edge_fl_lab.compare.summary import (
     UNTIL_SECONDS,
     MeanStd,
     MethodRow,
+    baselines,
 )
 from edge_fl_lab.compare.tuning import Tuning, Values
 from edge_fl_server.recipes import partition_label
@@ -131,9 +132,9 @@ def record(row: MethodRow) -> dict[str, object]:
     }
     for name, value in row.numbers.items():
         flat |= {name: value.mean, f"{name}.over_seeds": value.std} if value.count else {}
-    if found := row.difference:
-        names = ("baseline", "mean", "low", "high", "over", "seeds", "pairs")
-        flat |= {f"difference.{name}": getattr(found, name) for name in names}
+    for baseline, found in row.differences.items():
+        names = ("mean", "low", "high", "over", "seeds", "pairs")
+        flat |= {f"difference.{baseline}.{name}": getattr(found, name) for name in names}
     return flat
 
 
@@ -189,12 +190,13 @@ def _table(rows: Sequence[MethodRow], cells: Sequence[Cell]) -> Table:
     shown = [column for column in _columns(rows) if _is_shown(column.number, rows)]
     seeds = _seeds(rows)
     place = 2 + [column.number for column in shown].index(metrics.PERSONAL_AFTER)
+    labels = baselines(rows)
     body = []
     for row in rows:
         line = [row.method, *(_cell(row, column, seeds) for column in shown)]
-        body.append([*line[:place], _difference(row, rows), *line[place:]])
+        body.append([*line[:place], *(_difference(row, label) for label in labels), *line[place:]])
     headings = ["method", *(column.heading for column in shown)]
-    headings.insert(place, "difference")
+    headings[place:place] = [f"minus {label}" for label in labels]
     first = cells[0].recipe
     notes = [*_unequal(cells, first), *_failures(rows), *_compared(rows, "'after'")]
     return Table(headings, body, _title(first, seeds), notes, headings[1:])
@@ -203,19 +205,20 @@ def _table(rows: Sequence[MethodRow], cells: Sequence[Cell]) -> Table:
 def _tuned_table(rows: Sequence[TunedRow], first: Recipe, target: float | None) -> Table:
     tuned = [row.tuned for row in rows]
     shown = [column for column in TUNED_COLUMNS if any(column.number in row.numbers for row in tuned)]
-    seeds = _seeds(tuned)
+    seeds, labels = _seeds(tuned), baselines(tuned)
     body = [
         [
             row.tuned.method,
             values_text(row.tuning.chosen),
             _cell(row.tuned, AFTER, seeds),
             _cell(row.untuned, AFTER, seeds),
-            _difference(row.tuned, tuned),
+            *(_difference(row.tuned, label) for label in labels),
             *(_cell(row.tuned, column, seeds) for column in shown),
         ]
         for row in rows
     ]
-    headings = ["method", "tuned to", "tuned", "untuned", "difference", *(column.heading for column in shown)]
+    differences = [f"minus {label}" for label in labels]
+    headings = ["method", "tuned to", "tuned", "untuned", *differences, *(column.heading for column in shown)]
     trials = max(len(row.tuning.trials) for row in rows)
     notes = [
         *_failures(tuned),
@@ -223,7 +226,7 @@ def _tuned_table(rows: Sequence[TunedRow], first: Recipe, target: float | None) 
         f"- tuned: with the best of {trials} configurations by validation accuracy with seed {rows[0].tuning.seed},"
         " equally many for every method",
         "- untuned: with the settings above, and the method's default hyper-parameters and usual optimiser",
-        *(f"- {note}" for note in _compared(tuned, "tuned", ", also tuned")),
+        *(f"- {note}" for note in _compared(tuned, "tuned", ", which is tuned too,")),
         *(f"- {column.heading}: {column.meaning}" for column in shown),
         *_target(target),
     ]
@@ -247,15 +250,16 @@ def _failures(rows: Sequence[MethodRow]) -> list[str]:
 
 
 def _compared(rows: Sequence[MethodRow], ours: str, note: str = "") -> list[str]:
-    """The meaning of the column of differences of `ours`, if there is any."""
-    found = next((row.difference for row in rows if row.difference), None)
-    if found is None:
+    """The meaning of the columns of differences of `ours`, if there are any."""
+    every = [found for row in rows for found in row.differences.values()]
+    if not every:
         return []
+    found = max(every, key=lambda gain: (gain.seeds, gain.pairs))
     pairs = f"{found.pairs} pairs of client and seed"
     spread = f"{found.seeds} seeds, {pairs}" if found.over == "seeds" else pairs
     return [
-        f"difference: {ours}, minus {found.baseline} (the baseline with the best validation accuracy{note}) on the same"
-        f" clients, in percentage points, with the 95 % confidence interval over {spread}"
+        f"minus BASELINE: {ours}, minus that of the baseline{note} on the same clients, in percentage points, with the 95 % confidence"
+        f" interval over {spread}"
     ]
 
 
@@ -288,13 +292,12 @@ def _is_shown(number: str, rows: Sequence[MethodRow]) -> bool:
     return bool(found)
 
 
-def _difference(row: MethodRow, rows: Sequence[MethodRow]) -> str:
+def _difference(row: MethodRow, baseline: str) -> str:
     """In percentage points: "+1.20 [-0.31, +2.71]"."""
-    if found := row.difference:
-        mean, low, high = difference(found.mean, found.low, found.high, 2)
-        return mean if math.isnan(found.low) else f"{mean} [{low}, {high}]"
-    baselines = {other.difference.baseline for other in rows if other.difference}
-    return "baseline" if row.method in baselines else "-"
+    if (found := row.differences.get(baseline)) is None:
+        return "-"
+    mean, low, high = difference(found.mean, found.low, found.high, 2)
+    return mean if math.isnan(found.low) else f"{mean} [{low}, {high}]"
 
 
 def _cell(row: MethodRow, column: NumberColumn, seeds: int) -> str:

@@ -52,13 +52,13 @@ COSTS: dict[str, tuple[str, Callable[[Cost], float]]] = {
 
 
 class Block(Struct, frozen=True):
-    """The methods on one dataset and partition; `chosen` has the highest validation accuracy, `baseline` that of the baselines."""
+    """The methods on one dataset and partition, and the `baselines` among them; `chosen` has the highest validation accuracy."""
 
     where: str
     conditions: str
     rows: list[MethodRow]
     chosen: MethodRow | None
-    baseline: str
+    baselines: list[str]
 
 
 def write(
@@ -94,18 +94,16 @@ def write(
 
 
 def block(cells: Sequence[Cell], results: Mapping[str, CellResult], where: tuple[str, str]) -> Block:
-    """Compare the methods of one dataset and partition with the baseline of the highest validation accuracy."""
+    """Compare the methods of one dataset and partition with each baseline."""
     inside = [cell for cell in cells if cell.block == where]
     found = summary.rows(inside, results)
     rows = [row for row in found if metrics.PERSONAL_AFTER in row.numbers]
     chosen = max(rows, key=lambda row: row.validation) if any(row.validation for row in rows) else None
-    best = summary.best_baseline(found)
-    baseline = best.method if best else ""
-    return Block(", ".join(where), conditions(inside[0].recipe), rows, chosen, baseline)
+    return Block(", ".join(where), conditions(inside[0].recipe), rows, chosen, summary.baselines(rows))
 
 
 def verdict(found: Block) -> str:
-    """One sentence: the method with the highest validation accuracy, and what it gains over the best baseline."""
+    """One sentence: the method with the highest validation accuracy, and what it gains over each baseline."""
     if not found.rows:
         return "All cells failed."
     row = found.chosen
@@ -115,8 +113,8 @@ def verdict(found: Block) -> str:
     reached = f"{units.percent(row.accuracy.mean)} of the test samples (mean over {seeds}, {row.clients} pairs of client and seed)"
     if row.method in ALWAYS:
         return f"By validation accuracy no method is better than the baseline {row.method}, which classifies {reached} correctly."
-    gain = f", {difference_text(row.difference)}" if row.difference else ""
-    return f"Of {len(found.rows)} methods {row.method} has the highest validation accuracy and classifies {reached} correctly{gain}."
+    gains = "".join(f", {difference_text(each)}" for each in row.differences.values())
+    return f"Of {len(found.rows)} methods {row.method} has the highest validation accuracy and classifies {reached} correctly{gains}."
 
 
 def difference_text(found: PairedDifference) -> str:

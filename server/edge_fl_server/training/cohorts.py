@@ -21,6 +21,13 @@ def goal(clients: int, cohort: CohortConfig, seed: int, round: int) -> int:
     return int(generator(seed, "cohort.size", round).integers(least, most, endpoint=True))
 
 
+def trains_everyone_in(cohort: CohortConfig, round: int) -> bool:
+    """Whether a method that trains everyone does so in this round: as often as a client is drawn on average, first in round 1."""
+    least = cohort.participation_from or cohort.participation
+    share = (cohort.participation + least) / 2
+    return round_up(round * share) > round_up((round - 1) * share)
+
+
 def draw(
     clients: Sequence[str],
     cohort: CohortConfig,

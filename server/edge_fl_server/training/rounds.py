@@ -263,7 +263,7 @@ def _round(
             updates = list(updates)  # aggregated again without some of them if the round makes clients worse
         aggregated = aggregate(updates)
         collected.drain()  # a method that aggregates nothing still waits for its clients
-        needed = cohorts.quorum(selection.goal, plan.cohort)
+        needed = cohorts.quorum(selection.goal, plan.cohort) if selection.goal else 0
         if len(collected.bytes_up) >= needed:
             break
         reason = f"round {number}: {len(collected.bytes_up)} of {len(selection.members)} clients responded, expected at least {needed}"
@@ -308,7 +308,8 @@ def _select(method: Method, clients: Clients, plan: Plan, round: int) -> _Select
     """Draw the cohort of a round from the clients with privacy budget."""
     able, working = clients.trainable(), clients.at_work()
     if method.trains_everyone:
-        return _Selection(list(able), list(able), len(able))
+        everyone = list(able) if cohorts.trains_everyone_in(plan.cohort, round) else []
+        return _Selection(everyone, everyone, len(everyone))
     requested = cohorts.draw(
         able, plan.cohort, plan.seed, round, may_drop_out=clients.may_drop_out, at_work=working
     )

@@ -11,7 +11,7 @@ from edge_fl import cli
 from edge_fl.console.progress import Count
 from edge_fl.console.tables import Table
 from edge_fl.errors import ConfigError, InputError, MethodError
-from edge_fl.metrics import LOCAL_ONLY, PERSONAL_AFTER, PERSONAL_BEFORE, Summary
+from edge_fl.metrics import LOCAL_ONLY, PERSONAL_AFTER, PERSONAL_BEFORE, PERSONAL_LOCAL, Summary
 from edge_fl_lab.compare import cell_runs, comparison, paper, summary, tables
 from edge_fl_lab.compare.cell_runs import CellResult, Point
 from edge_fl_lab.compare.comparison import CellProgress, about
@@ -264,12 +264,68 @@ def test_figures_are_compared_with_the_papers_and_changed_settings_are_listed() 
 
 def test_a_paper_s_domain_is_compared_with_the_client_that_has_it() -> None:
     (cell,) = [c for c in cells(recipes.find("dualfed-pacs"), ["fedper"]) if c.label == "fedper"]
-    clients = {"c000": {PERSONAL_AFTER: 0.9}, "c002": {PERSONAL_AFTER: 0.98}}
-    table = paper.against("dualfed-pacs", [cell], {cell.key: result(cell, 0.94, clients=clients)})
+    clients = {"c000": {PERSONAL_AFTER: 0.9}, "c002": {PERSONAL_AFTER: 0.97}}
+    known = msgspec.structs.replace(
+        result(cell, 0.94, clients=clients),
+        highest={"c000": {PERSONAL_BEFORE: 0.8}, "c002": {PERSONAL_BEFORE: 0.98}},
+    )
+    table = paper.against("dualfed-pacs", [cell], {cell.key: known})
     rows = {row[0]: row[1:4] for row in table.rows}
-    assert rows["fedper on c002"] == ["98.00", "98.20±0.42", "-0.20"]  # photo
+    assert rows["fedper on c002"] == [
+        "98.00",
+        "98.20±0.42",
+        "-0.20",
+    ]  # photo; the paper prints each client's best round
     assert rows["fedper on c000"] == ["90.00", "89.54±1.16", "+0.46"]  # art painting
-    assert rows["fedper"] == ["94.00", "92.58±0.57", "+1.42"]
+    assert rows["fedper"] == ["94.00", "92.58±0.57", "+1.42"]  # the mean of these two
+    assert any("in each client's best round by test accuracy" in note for note in table.notes)
+
+
+def _with_curve(cell: Cell, rounds: list[tuple[float, float]]) -> CellResult:
+    """A result whose clients have unequal test sets; (plain mean, mean weighted by samples) by round, the last one also at the end."""
+    points = [
+        Point(number, 1.0, 0, 0, 2, means={PERSONAL_BEFORE: plain}, weighted={PERSONAL_BEFORE: weighted})
+        for number, (plain, weighted) in enumerate(rounds, 1)
+    ]
+    plain, weighted = rounds[-1]
+    last = {
+        name: Summary(plain, weighted, std=0.07, bottom_decile=plain, clients=2)
+        for name in (PERSONAL_BEFORE, PERSONAL_AFTER)
+    }
+    return msgspec.structs.replace(result(cell, plain), curve=points, last=last)
+
+
+def test_each_paper_s_mean_and_round_are_those_of_our_number() -> None:
+    rounds = [(0.6, 0.95), (0.7, 0.9)]
+    found = {}
+    for recipe in ("fedcrc-cifar10-dir01", "fedcrl-cifar10-dir01", "fedrir-fmnist-dir01"):
+        (cell,) = [c for c in cells(recipes.find(recipe), ["fedrep"]) if c.label == "fedrep"]
+        table = paper.against(recipe, [cell], {cell.key: _with_curve(cell, rounds)})
+        found[recipe] = ({row[0]: row[1] for row in table.rows}["fedrep"], table.notes[0])
+    assert (
+        found["fedcrc-cifar10-dir01"][0] == "70.00"
+        and "each alike, after the last round" in found["fedcrc-cifar10-dir01"][1]
+    )
+    assert (
+        found["fedcrl-cifar10-dir01"][0] == "90.00±7.00"
+    )  # weighted by samples, ± over clients as in the paper
+    assert (
+        found["fedrir-fmnist-dir01"][0] == "95.00" and "official server.py" in found["fedrir-fmnist-dir01"][1]
+    )
+
+
+def test_evaluations_that_the_paper_does_not_print_have_rows_of_their_own() -> None:
+    (cell,) = [c for c in cells(recipes.find("fedcrc-cifar10-dir01"), ["fedcrc"]) if c.label == "fedcrc"]
+    assert (
+        cell.recipe.method.options["refresh_personal"] is False
+    )  # the paper's personal head is not fitted again
+    shares = {"global.test_acc": 0.6, PERSONAL_BEFORE: 0.7, PERSONAL_LOCAL: 0.8, PERSONAL_AFTER: 0.7}
+    known = msgspec.structs.replace(result(cell, 0.7), last={name: summed(v) for name, v in shares.items()})
+    rows = {row[0]: row[1:4] for row in paper.against("fedcrc-cifar10-dir01", [cell], {cell.key: known}).rows}
+    assert rows["fedcrc (global)"] == ["60.00", "64.61", "-4.61"]
+    assert rows["fedcrc"] == ["70.00", "79.40", "-9.40"]
+    assert rows["fedcrc (post-local)"] == ["80.00", "-", "-"]
+    assert "fedcrc (before)" not in rows  # equal to the one after: nothing is fitted at the end
 
 
 def test_a_recipe_without_a_paper_table_is_rejected(

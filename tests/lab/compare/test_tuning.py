@@ -167,28 +167,29 @@ def test_differences_are_paired_by_client_with_students_t_over_three_seeds() -> 
     assert summary.difference("local", theirs, {7: ours[0]}) is None
 
 
-def test_the_baseline_is_the_best_one_on_validation_data() -> None:
+def test_every_method_is_compared_with_each_baseline_also_without_validation_data() -> None:
     grid = cells(TINY, ["fedrep"])
-    validation = {"local": 0.8, "fedavg": 0.9, "fedavg+ft": 0.7, "fedrep": 0.6}
     test = {"local": 0.9, "fedavg": 0.5, "fedavg+ft": 0.7, "fedrep": 0.6}
-    results = {cell.key: trained(cell, validation[cell.label], {"c0": test[cell.label]}) for cell in grid}
+    results = {cell.key: trained(cell, 0.0, {"c0": test[cell.label]}) for cell in grid}
     same = tuning.search(grid, lambda some: {c.key: trained(c, 0.5) for c in some}, 2)
     found = summary.rows(tuning.tuned(grid, same), results)
     before = summary.rows(grid, {cell.key: trained(cell, 0.5, {"c0": 0.3}) for cell in grid})
     tuned = [tables.TunedRow(*each) for each in zip(same, found, before, strict=True)]
     rows = {row.method: row for row in found}
-    assert rows["fedavg"].difference is None
-    gain = rows["fedrep"].difference
-    assert gain is not None and (gain.baseline, gain.mean) == ("fedavg", pytest.approx(0.1))
+    assert list(rows["fedavg"].differences) == ["local", "fedavg+ft"]
+    gains = {label: gain.mean for label, gain in rows["fedrep"].differences.items()}
+    assert gains == pytest.approx({"local": -0.3, "fedavg": 0.1, "fedavg+ft": -0.1})
     (table,) = tables.tuned_tables(tuned, grid)
-    assert dict(zip(table.headings[:5], table.rows[-1], strict=False)) == {
+    assert dict(zip(table.headings[:7], table.rows[-1], strict=False)) == {
         "method": "fedrep",
         "tuned to": "lr 0.05, head_epochs 4",
         "tuned": "60.00",
         "untuned": "30.00",
-        "difference": "+10.00",
+        "minus local": "-30.00",
+        "minus fedavg": "+10.00",
+        "minus fedavg+ft": "-10.00",
     }
-    assert "- difference: tuned, minus fedavg" in " ".join(table.notes)
+    assert "- minus BASELINE: tuned, minus that of the baseline, which is tuned too," in " ".join(table.notes)
 
 
 def test_costs_are_cumulative_and_of_one_client() -> None:

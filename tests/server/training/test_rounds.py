@@ -9,7 +9,7 @@ from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
 from edge_fl.metrics import afterwards
 from edge_fl_server.recipes.recipe import CohortConfig
-from edge_fl_server.training import rounds
+from edge_fl_server.training import cohorts, rounds
 from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.rounds import Plan
 
@@ -52,12 +52,24 @@ def test_a_run_ends_after_the_last_attempt_with_the_model_of_the_round_before(st
     assert fleet.attempts == attempts
 
 
-@pytest.mark.parametrize(("name", "selected"), [("fedavg", 1), ("local", 3)])
-def test_a_share_of_the_clients_takes_part_unless_the_method_trains_everyone(stage, name, selected):
+@pytest.mark.parametrize(
+    ("name", "selected"), [("fedavg", [1, 1, 1, 1, 1, 1]), ("local", [3, 0, 3, 0, 0, 3])]
+)
+def test_a_share_of_the_clients_takes_part_and_local_trains_each_client_as_often(stage, name, selected):
+    """With a third of three clients in a round, a client is drawn twice in six rounds; Local rounds up, from the first round on."""
     method = build_method(stage.spec(name))
-    plan = Plan(2, seed=1, cohort=CohortConfig(participation=0.34))
+    plan = Plan(6, seed=1, cohort=CohortConfig(participation=0.4))
     results = list(rounds.run(method, Recovering(stage, method, 0), plan))
-    assert [len(result.selected) for result in results] == [selected] * 2
+    assert [len(result.selected) for result in results] == selected
+
+
+def test_local_trains_as_many_clients_in_all_as_others_and_every_client_equally_often():
+    cohort = CohortConfig(participation=0.1)
+    trained = [round for round in range(1, 101) if cohorts.trains_everyone_in(cohort, round)]
+    assert trained == list(range(1, 101, 10))
+    assert all(cohorts.trains_everyone_in(CohortConfig(), round) for round in range(1, 101))
+    changing = CohortConfig(participation=1.0, participation_from=0.5)
+    assert sum(cohorts.trains_everyone_in(changing, round) for round in range(1, 101)) == 75
 
 
 def test_after_a_change_on_the_server_every_client_is_evaluated_again(stage):
