@@ -43,7 +43,10 @@ class FedAS(Method):
     own = {"head": personal(), "personal_extractor": personal(like="extractor")}
     parts = {"extractor": shared(), "fisher": shared(), **own, "history": history(trained=0.0)}
     head_tier = HeadTier("adapted", "head")
-    deviations = "no alignment at the first participation, when the own extractor is untrained; the recipe's batch size, not 16"
+    deviations = (
+        "no alignment at the first participation, when the own extractor is untrained; the recipe's batch size, not 16; BatchNorm's running"
+        " statistics are averaged with the extractor, by the traces (code: each client keeps its own, batch_norm = local_stats)"
+    )
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         aligned = self._aligned(down["extractor"], own["personal_extractor"], data)

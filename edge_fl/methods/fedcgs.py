@@ -4,8 +4,8 @@ The extractor stays as it is; the sums are over the client's features. In the pe
 pulls its features to the global class means.
 
     client  A_i = Σ z zᵀ,  n_{i,c},  μ_{i,c} = mean of z = f(x) over class c
-    server  μ_c = Σ_i n_{i,c} μ_{i,c} / n_c,  μ = Σ_c n_c μ_c / n,  S = (Σ_i A_i - n μ μᵀ)/(n - 1) + γ I
-            W = [μ_c] S⁻¹,  b_c = -½ μ_c·W_c + log n_c/n
+    server  μ_c = Σ_i n_{i,c} μ_{i,c} / n_c,  μ = Σ_c n_c μ_c / n,  S = (Σ_i A_i - n μ μᵀ)/(n - 1)
+            W = [μ_c] (S + γ tr(S)/d I)⁻¹,  b_c = -½ μ_c·W_c + log n_c/n
     final   (f_i, h_i) ← argmin ℓ(h(f(x)), y) + λ mean ||f(x) - μ_y||²/d, from f and a new head
 
 Source: Z. Guan, Y. Zhou, X. Gu, "Capture Global Feature Statistics for One-Shot Federated Learning", AAAI 2025.
@@ -33,7 +33,9 @@ class FedCGS(Method):
     lam: float = hyper(
         1.0, "λ, pull of a feature to its class's mean; 0: none", low=0, source="not confirmed [D]"
     )
-    ridge: float = hyper(1e-3, "γ, added to the diagonal of S", low=0, source="[D]; 0 in the code [C]")
+    ridge: float = hyper(
+        1e-3, "γ, added to the diagonal of S, relative to its mean", low=0, source="[D]; 0 in the code [C]"
+    )
     ft_epochs: int = hyper(10, "epochs of the final training", low=0, source="not confirmed [D]")
 
     title = "FedCGS"
@@ -96,6 +98,7 @@ def closed_form(known: Params, gram: Tensor, ridge: float) -> Params:
     total = count.sum().clamp(min=2)
     centre = count @ mean / total
     covariance = (gram - total * torch.outer(centre, centre)) / (total - 1)
-    covariance = covariance + ridge * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    scale = (covariance.trace() / len(gram)).clamp(min=1e-12)  # features of any size get the same head
+    covariance = covariance + ridge * scale * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     weight = torch.linalg.solve(covariance, mean.T).T
     return {"weight": weight, "bias": -0.5 * (mean * weight).sum(1) + (count.clamp(min=1e-6) / total).log()}

@@ -6,7 +6,7 @@ extractors and moves the global head towards the mean of the clients' copies.
     s1  f_i ← argmin_f ℓ(h_g∘f)                         Eq. 4
     s2  h_i ← argmin_h ℓ(h∘f_i)                         Eq. 5
     s3  h_g,i ← argmin_h ℓ(h∘f_i) + KL(h_i || h)        Eqs. 6 and 7
-    server  f = Σ p_i f_i,  h_g ← τ h_g + (1-τ) Σ p_i h_g,i    Eqs. 3 and 8
+    server  f = Σ p_i f_i,  h' = Σ p_i h_g,i,  h_g ← τ h_g + (1-τ) h'    Eqs. 3, 8 and 9
 
 Source: W. Wang, Z. Xie, B. Yu, Z. Qu, Y. Zhang, H. Cao, "Federated Learning with Common Representation Learning Criterion and Personalized
 Predictor", conference paper, venue and year unknown.
@@ -75,7 +75,7 @@ class FedCRC(Method):
 
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
         mean = weighted_mean(shared, updates)  # Eqs. 3 and 8, over the clients that took part
-        return {**mean, "global_head": lerp(shared["global_head"], mean["global_head"], self.tau)}
+        return {**mean, "global_head": lerp(shared["global_head"], mean["global_head"], self.tau)}  # Eq. 9
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         if not self.refresh_personal:

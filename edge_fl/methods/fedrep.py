@@ -36,6 +36,10 @@ class FedRep(Method):
     grid = {"head_epochs": (1, 4, 10)}
     parts = {"extractor": shared(), "head": personal()}
     head_tier = HeadTier("adapted", "head")
+    deviations = (
+        "the official code refits heads before it tests, here `final_head_epochs`, 0 by default; between rounds a head is tested on the"
+        " averaged extractor as its client left it"
+    )
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         head = self._fit_head(down["extractor"], own["head"], data, self.head_epochs)  # stage 1

@@ -48,7 +48,10 @@ class PFedFDA(Method):
     given = {"extractor": shared(), "gaussians": shared()}
     parts = {**given, "head": personal(), "history": history(trained=0.0)}
     head_tier = HeadTier("adapted", "head")
-    deviations = "statistics are those of the trained extractor; the code gathers features while it trains"
+    deviations = (
+        "statistics are those of the trained extractor (code: features gathered while it trains); between rounds the head is that of the"
+        " last participation (code: adapted for every evaluation); the last round has as many clients as the others (code: all)"
+    )
 
     def init_shared(self) -> Parts:
         c, d = self.net.classes, self.net.feature_dim

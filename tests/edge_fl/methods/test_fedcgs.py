@@ -10,6 +10,7 @@ from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.methods.contract import steps
+from edge_fl.methods.fedcgs import closed_form
 from tests.edge_fl.methods import toy
 
 
@@ -20,13 +21,26 @@ def test_the_head_equals_that_of_all_features_together() -> None:
     z = torch.cat([d.features(method.net.extractor, run.shared["extractor"]).x for d in data]).double()
     y = torch.cat([d.y for d in data])
     means = torch.stack([z[y == c].mean(0) for c in range(10)])
-    inverse = torch.linalg.inv(torch.cov(z.T) + 0.01 * torch.eye(12))
+    covariance = torch.cov(z.T)
+    inverse = torch.linalg.inv(covariance + 0.01 * covariance.trace() / 12 * torch.eye(12))
     weight = means @ inverse
     bias = -0.5 * torch.diag(means @ inverse @ means.T) + torch.log(torch.bincount(y, minlength=10) / len(y))
     logits = z @ weight.T + bias
     found = z.float() @ run.shared["head"]["weight"].T + run.shared["head"]["bias"]
     assert torch.allclose(found.double(), logits, rtol=1e-3, atol=1e-2)
     assert torch.allclose(run.shared["prototypes"]["mean"].double(), means, atol=1e-5)
+
+
+def test_features_of_another_size_give_the_same_logits() -> None:
+    torch.manual_seed(0)
+    z, y = torch.randn(60, 5).double(), torch.arange(60) % 3
+    logits = []
+    for size in (1e-3, 1.0, 1e3):
+        means = torch.stack([(size * z)[y == c].mean(0) for c in range(3)])
+        known = {"mean": means, "count": torch.full((3,), 20.0).double()}
+        head = closed_form(known, (size * z).T @ (size * z), 0.1)
+        logits.append(size * z @ head["weight"].T + head["bias"])
+    assert all(torch.allclose(each, logits[1], rtol=1e-9) for each in logits)
 
 
 def test_clients_may_come_in_any_round_and_count_once() -> None:
