@@ -12,7 +12,7 @@ import ast
 import hashlib
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec, resolve_name
@@ -44,7 +44,7 @@ from edge_fl.untrusted import NOT_JSON
 from edge_fl_lab.compare.grid import Cell
 from edge_fl_lab.features import FeatureProbe, probe
 from edge_fl_server.orchestrate import execution
-from edge_fl_server.orchestrate.execution import execute, simulated_clients, torch_device
+from edge_fl_server.orchestrate.execution import simulated_clients, torch_device
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import studies
 from edge_fl_server.training.clients import MEASURES, Clients, Downs, Step, WrappedClients
@@ -123,22 +123,41 @@ def prepare(cell: Cell) -> Study:
     return studies.of_dataset(recipe, dataset)
 
 
-def run(cell: Cell, folder: Path, commit: str = "", watch: Watch = unwatched) -> CellResult:
-    """Run a cell in one thread and store its result. A failed run is a result too; only a failed write raises RunError."""
+def run(cells: Sequence[Cell], folder: Path, commit: str = "", watch: Watch = unwatched) -> list[CellResult]:
+    """Run cells that share their rounds (`grid.trainings`) in one thread and store each result.
+
+    A failed run is a result too; only a failed write raises RunError.
+    """
     start_s = time.monotonic()
-    blank = CellResult(cell.key, cell.label, cell.recipe, commit)
-    try:
-        study = prepare(cell)
-        blank = msgspec.structs.replace(blank, inputs=inputs_of(study))
-        # Sums depend on the number of threads, and a table must not depend on the number of concurrent cells.
-        with threads(1), threadpool_limits(1):
-            result = _run(blank, study, folder, watch)
-    except Exception as error:
-        reason = str(error) if isinstance(error, EdgeFLError) else f"{type(error).__name__}: {error}"
-        result = msgspec.structs.replace(blank, failure=reason)
-    result = msgspec.structs.replace(result, seconds=time.monotonic() - start_s)
-    write(result, folder)
-    return result
+    results = [CellResult(cell.key, cell.label, cell.recipe, commit) for cell in cells]
+    # Sums depend on the number of threads, and a table must not depend on the number of concurrent cells.
+    with threads(1), threadpool_limits(1):
+        try:
+            studies = [prepare(cell) for cell in cells]
+            results = [
+                msgspec.structs.replace(result, inputs=inputs_of(study))
+                for result, study in zip(results, studies, strict=True)
+            ]
+            training = _Rounds(studies, watch)
+            trained_s = time.monotonic() - start_s
+        except Exception as error:
+            results = [_failed(result, error, time.monotonic() - start_s) for result in results]
+        else:
+            for place, blank in enumerate(results):
+                start_s = time.monotonic() - trained_s  # each result has the duration of its whole run
+                try:
+                    result = training.finished(place, blank, folder)
+                    results[place] = msgspec.structs.replace(result, seconds=time.monotonic() - start_s)
+                except Exception as error:
+                    results[place] = _failed(blank, error, time.monotonic() - start_s)
+    for result in results:
+        write(result, folder)
+    return results
+
+
+def _failed(blank: CellResult, error: Exception, seconds: float) -> CellResult:
+    reason = str(error) if isinstance(error, EdgeFLError) else f"{type(error).__name__}: {error}"
+    return msgspec.structs.replace(blank, failure=reason, seconds=seconds)
 
 
 def write(result: CellResult, folder: Path) -> None:
@@ -174,28 +193,41 @@ def read_probe(key: str, folder: Path) -> FeatureProbe | None:
     return FeatureProbe(**{**stored, "clients": tuple(map(str, stored["clients"]))})
 
 
-def _run(blank: CellResult, study: Study, folder: Path, watch: Watch) -> CellResult:
-    setup = execution.of_study(study)
-    clients = _TimedClients(simulated_clients(setup))
-    recorder = _CellRecorder(blank.key, folder, study, clients)
-    outcome = execute(setup, clients, recorder, watch)
-    if outcome.exhausted:  # a cell with fewer rounds than the others is not comparable
-        raise outcome.exhausted
-    reports, best = outcome.reports(), outcome.best_by_validation()
-    return msgspec.structs.replace(
-        blank,
-        engine=recorder.engine,
-        curve=recorder.curve,
-        final_seconds=clients.mean_seconds(),
-        last=outcome.last(),
-        participants=summarise_reports(
-            [report for id, report in reports.items() if id in recorder.participants]
-        ),
-        best_round=best[0] if best else 0,
-        best=best[1] if best else {},
-        clients={id: dict(report) for id, report in reports.items()},
-        highest=recorder.highest,
-    )
+class _Rounds:
+    """The rounds of studies that share them, and the end of each."""
+
+    def __init__(self, studies: Sequence[Study], watch: Watch) -> None:
+        self._studies, self._watch = studies, watch
+        self._setups = [execution.of_study(study) for study in studies]
+        self._clients = _TimedClients(simulated_clients(self._setups[0]))
+        self._curve = _CurveRecorder(self._clients)
+        hooks = execution.measuring(self._setups[0], self._curve)
+        self._training = execution.train(self._setups[0], self._clients, hooks, watch)
+        if self._training.exhausted:  # a cell with fewer rounds than the others is not comparable
+            raise self._training.exhausted
+        self._personal = dict(self._clients.personal_state()) if len(studies) > 1 else {}
+
+    def finished(self, place: int, blank: CellResult, folder: Path) -> CellResult:
+        """The result of one of the studies: its final personalisation from the state after the rounds."""
+        setup, clients = self._setups[place], self._clients
+        clients.restore(iter(self._personal.items()))
+        features = _FeatureRecorder(blank.key, folder, self._studies[place])
+        hooks = execution.measuring(setup, features)
+        outcome = execution.finish(setup, clients, hooks, self._training, self._watch)
+        reports, best = outcome.reports(), outcome.best_by_validation()
+        trained = [report for id, report in reports.items() if id in self._training.trained]
+        return msgspec.structs.replace(
+            blank,
+            engine=clients.engine,
+            curve=self._curve.points,
+            final_seconds=clients.mean_seconds(),
+            last=outcome.last(),
+            participants=summarise_reports(trained),
+            best_round=best[0] if best else 0,
+            best=best[1] if best else {},
+            clients={id: dict(report) for id, report in reports.items()},
+            highest=self._curve.highest,
+        )
 
 
 class _TimedClients(WrappedClients):
@@ -219,18 +251,15 @@ class _TimedClients(WrappedClients):
         return fmean(self._seconds) if self._seconds else 0.0
 
 
-class _CellRecorder(RunHooks):
-    """Record the learning curve and participants of a cell, and features of test images at its end."""
+class _CurveRecorder(RunHooks):
+    """Record the learning curve of a cell, and each client's highest accuracies."""
 
-    def __init__(self, key: str, folder: Path, study: Study, timed: _TimedClients) -> None:
-        self._key, self._folder, self._study, self._timed = key, folder, study, timed
-        self.engine = ""
-        self.curve: list[Point] = []
-        self.participants: set[str] = set()
+    def __init__(self, timed: _TimedClients) -> None:
+        self._timed = timed
+        self.points: list[Point] = []
         self.highest: dict[str, dict[str, float]] = {}
 
     def after_round(self, result: RoundResult, clients: Clients) -> None:
-        self.participants.update(result.responded)
         summaries = summarise_reports(list(result.metrics.values()))
         for client, report in result.metrics.items():
             known = self.highest.setdefault(client, {})
@@ -239,7 +268,7 @@ class _CellRecorder(RunHooks):
                 for name, value in report.items()
                 if metrics.TEST_ACCURACY in name
             }
-        self.curve.append(
+        self.points.append(
             Point(
                 round=result.round,
                 seconds=result.seconds,
@@ -254,8 +283,14 @@ class _CellRecorder(RunHooks):
             )
         )
 
+
+class _FeatureRecorder(RunHooks):
+    """Store features of test images at the end of a cell."""
+
+    def __init__(self, key: str, folder: Path, study: Study) -> None:
+        self._key, self._folder, self._study = key, folder, study
+
     def after_final(self, result: FinalResult, clients: Clients) -> None:
-        self.engine = clients.engine
         personal, data = clients.personal_state(), self._study.data()
         device = torch_device(self._study.recipe.device)
         features = probe(result.method, result.shared, personal, data, device)

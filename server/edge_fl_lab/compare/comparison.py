@@ -35,7 +35,7 @@ from edge_fl.data.partition import DataConfig
 from edge_fl.files import atomic
 from edge_fl_lab.compare import cell_runs, summary
 from edge_fl_lab.compare.cell_runs import CellResult
-from edge_fl_lab.compare.grid import Cell
+from edge_fl_lab.compare.grid import Cell, trainings
 from edge_fl_lab.compare.summary import MethodRow
 from edge_fl_lab.compare.tables import TunedRow
 from edge_fl_server.orchestrate import execution
@@ -159,42 +159,44 @@ def _commit() -> str:
 def run_all(
     todo: Sequence[Cell], folder: Path, jobs: int, commit: str, done: Done, watch: Watch = unwatched
 ) -> None:
-    """Run all cells, `jobs` at a time, and pass each result to `done`; a single job needs no child process.
+    """Run all cells, `jobs` trainings at a time, and pass each result to `done`; a single job needs no child process.
 
     `watch` receives the progress of rounds and clients of a cell; with several jobs, the rounds of each cell.
     """
+    waiting: list[Sequence[Cell]] = [*trainings(todo)]
     if jobs == 1:
-        for cell in todo:
-            done(cell_runs.run(cell, folder, commit, watch))
+        for cells in waiting:
+            for result in cell_runs.run(cells, folder, commit, watch):
+                done(result)
         return
-    waiting = list(todo)
     while waiting:
         left, _ = _run_pool(waiting, folder, jobs, commit, done, watch)
-        # The pool is broken: the cell that broke it is among the first `jobs` unfinished ones. Running each alone identifies it.
+        # The pool is broken: the training that broke it is among the first `jobs` unfinished ones. Running each alone identifies it.
         for suspect in left[:jobs]:
             again, how = _run_pool([suspect], folder, 1, commit, done, watch)
             if again:
                 watch(_finished(suspect))
-                done(CellResult(suspect.key, suspect.label, suspect.recipe, commit, failure=DIED.format(how)))
+                for cell in suspect:
+                    done(CellResult(cell.key, cell.label, cell.recipe, commit, failure=DIED.format(how)))
         waiting = left[jobs:]
 
 
 def _run_pool(
-    todo: Sequence[Cell], folder: Path, jobs: int, commit: str, done: Done, watch: Watch
-) -> tuple[list[Cell], str]:
-    """Run cells in a pool; returns the unfinished ones, in order, and how a child died, if one did."""
+    todo: Sequence[Sequence[Cell]], folder: Path, jobs: int, commit: str, done: Done, watch: Watch
+) -> tuple[list[Sequence[Cell]], str]:
+    """Run trainings in a pool; returns the unfinished ones, in order, and how a child died, if one did."""
     done_keys: set[str] = set()
     how = ""
     with environment(ONE_THREAD), _progress_pipe(watch) as pipe, _pool(min(jobs, len(todo)), pipe) as pool:
-        futures = [pool.submit(_run_here, cell, folder, commit) for cell in todo]
+        futures = [pool.submit(_run_here, cells, folder, commit) for cells in todo]
         try:
             for future in as_completed(futures):
-                result = future.result()
-                done_keys.add(result.key)
-                done(result)
+                for result in future.result():
+                    done_keys.add(result.key)
+                    done(result)
         except BrokenProcessPool:
             how = death(pool)
-    return [cell for cell in todo if cell.key not in done_keys], how
+    return [cells for cells in todo if cells[0].key not in done_keys], how
 
 
 @contextmanager
@@ -238,11 +240,11 @@ def _initialise(pipe: Connection) -> None:
     end_with_parent()
 
 
-def _run_here(cell: Cell, folder: Path, commit: str) -> CellResult:
+def _run_here(cells: Sequence[Cell], folder: Path, commit: str) -> list[CellResult]:
     try:
-        return cell_runs.run(cell, folder, commit, partial(_send_progress, _stage(cell)))
+        return cell_runs.run(cells, folder, commit, partial(_send_progress, _stage(cells)))
     finally:
-        _parent.send_bytes(msgspec.json.encode(_finished(cell)))  # also after a failure
+        _parent.send_bytes(msgspec.json.encode(_finished(cells)))  # also after a failure
 
 
 def _send_progress(stage: str, count: Count) -> None:
@@ -250,12 +252,12 @@ def _send_progress(stage: str, count: Count) -> None:
         _parent.send_bytes(msgspec.json.encode(count._replace(stage=stage)))
 
 
-def _stage(cell: Cell) -> str:
-    return str(cell)[:MAX_STAGE]
+def _stage(cells: Sequence[Cell]) -> str:
+    return str(cells[0])[:MAX_STAGE]
 
 
-def _finished(cell: Cell) -> Count:
-    return Count(_stage(cell), 1, 1)
+def _finished(cells: Sequence[Cell]) -> Count:
+    return Count(_stage(cells), 1, 1)
 
 
 class CellProgress(progress.Progress):
@@ -288,8 +290,9 @@ class CellProgress(progress.Progress):
         known = [seconds for of_method in self._seconds.values() for seconds in of_method]
         if not known:
             return float("nan")
-        estimates = (fmean(self._seconds.get(cell.label, known)) for cell in self._todo.values())
-        return sum(estimates) / min(self._jobs, max(len(self._todo), 1))
+        left = trainings(self._todo.values())
+        estimates = (max(fmean(self._seconds.get(cell.label, known)) for cell in cells) for cells in left)
+        return sum(estimates) / min(self._jobs, max(len(left), 1))
 
 
 def about(seconds: float) -> str:

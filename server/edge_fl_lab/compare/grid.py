@@ -13,7 +13,8 @@ from edge_fl import methods as known_methods
 from edge_fl.config import Option
 from edge_fl.data.datasets import stated_input
 from edge_fl.errors import InputError, nearest
-from edge_fl.methods.contract.method import check_hypers
+from edge_fl.methods.contract.method import check_hypers, hypers_of
+from edge_fl.methods.finetuned import FineTuned
 from edge_fl.toml import parse_value
 from edge_fl_lab.recipe_changes import with_method
 from edge_fl_server.recipes import PARTITIONS, partition_label
@@ -124,6 +125,20 @@ def blocks(cells: Iterable[Cell]) -> Iterator[tuple[tuple[str, str], list[Cell]]
     for cell in cells:
         grouped.setdefault(cell.block, []).append(cell)
     yield from grouped.items()
+
+
+def trainings(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """Group cells whose rounds are the same: NAME and NAME+ft, which only fine-tunes at the end, with otherwise equal recipes."""
+    grouped: dict[str, list[Cell]] = {}
+    for cell in cells:
+        method = cell.recipe.method
+        if method.name.endswith("+ft"):
+            name, own = method.name.removesuffix("+ft"), hypers_of(FineTuned)
+            options = {key: value for key, value in method.options.items() if key not in own}
+            method = msgspec.structs.replace(method, name=name, options=options)
+        rounds = Cell("", msgspec.structs.replace(cell.recipe, method=method))
+        grouped.setdefault(rounds.key, []).append(cell)
+    return list(grouped.values())
 
 
 def _pair(label: str, pair: str) -> tuple[str, Option]:

@@ -152,6 +152,20 @@ class RunResult:
         return None if best is None else (numbers[best], rounds[best])
 
 
+@dataclass(frozen=True)
+class Training:
+    """The outcome of the rounds: the last one, the shared parts, metrics of each evaluated round, and the clients that responded in any.
+
+    `exhausted` is set if the privacy budget ended the rounds before the last one.
+    """
+
+    round: int
+    shared: Parts
+    evaluated: Mapping[int, Reports]
+    trained: frozenset[str]
+    exhausted: BudgetExhaustedError | None = None
+
+
 def execute(
     setup: RunSetup,
     clients: Clients,
@@ -163,8 +177,19 @@ def execute(
 
     Raises RunError as `rounds.run`, and BudgetExhaustedError when not even one round was possible.
     """
+    hooks = measuring(setup, hooks)
+    return finish(setup, clients, hooks, train(setup, clients, hooks, watch, resumed), watch)
+
+
+def train(
+    setup: RunSetup,
+    clients: Clients,
+    hooks: RunHooks,
+    watch: Watch = unwatched,
+    resumed: Checkpoint | None = None,
+) -> Training:
+    """Run the rounds. Raises as `execute`."""
     method = setup.method
-    hooks = CombinedHooks(hooks, *_measuring(setup))
     if resumed:
         clients.restore(iter(resumed.own.items()))
     shared = to_device(resumed.shared if resumed else steps.start(method), setup.device)
@@ -183,14 +208,21 @@ def execute(
         if not reached:
             raise
         exhausted = error
-    method = method.at(max(reached, 1))
-    hooks.before_final(method, shared, reached)
-    shared, final = rounds.final_personalisation(method, clients, shared, reached, hooks, watch)
-    end = FinalResult(reached, method, shared, final, frozenset(trained))
+    return Training(reached, shared, evaluated, frozenset(trained), exhausted)
+
+
+def finish(
+    setup: RunSetup, clients: Clients, hooks: RunHooks, training: Training, watch: Watch = unwatched
+) -> RunResult:
+    """The final personalisation after the rounds, and all that is measured at the end."""
+    method, reached = setup.method.at(max(training.round, 1)), training.round
+    hooks.before_final(method, training.shared, reached)
+    shared, final = rounds.final_personalisation(method, clients, training.shared, reached, hooks, watch)
+    end = FinalResult(reached, method, shared, final, training.trained)
     end = replace(end, metrics=rounds.merged(final, hooks.measure(end, clients)))
     hooks.after_final(end, clients)
-    exhausted = rounds.with_epsilon(exhausted, final) if exhausted else None
-    return RunResult(method, shared, evaluated, end.metrics, exhausted)
+    exhausted = rounds.with_epsilon(training.exhausted, final) if training.exhausted else None
+    return RunResult(method, shared, training.evaluated, end.metrics, exhausted)
 
 
 def simulate(
@@ -229,13 +261,14 @@ def simulated_clients(setup: RunSetup, say: Callable[[str], None] = lambda line:
     )
 
 
-def _measuring(setup: RunSetup) -> list[RunHooks]:
-    """The hooks of other packages whose setting the recipe has. Raises ConfigError if one cannot be imported."""
+def measuring(setup: RunSetup, hooks: RunHooks) -> RunHooks:
+    """`hooks`, and those of other packages whose setting the recipe has. Raises ConfigError if one cannot be imported."""
     if setup.study is None:
-        return []
-    return [
+        return hooks
+    others = [
         make(setup.study, setup.device)
         for name in plugins.names(HOOKS)
         if attrgetter(name)(setup.recipe)
         and (make := plugins.registered(HOOKS, name, "setting", ConfigError))
     ]
+    return CombinedHooks(hooks, *others)

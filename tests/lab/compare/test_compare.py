@@ -15,7 +15,7 @@ from edge_fl.metrics import LOCAL_ONLY, PERSONAL_AFTER, PERSONAL_BEFORE, PERSONA
 from edge_fl_lab.compare import cell_runs, comparison, paper, summary, tables
 from edge_fl_lab.compare.cell_runs import CellResult, Point
 from edge_fl_lab.compare.comparison import CellProgress, about
-from edge_fl_lab.compare.grid import ALWAYS, Cell, cells, parse_method
+from edge_fl_lab.compare.grid import ALWAYS, Cell, cells, parse_method, trainings
 from edge_fl_lab.recipe_changes import with_method
 from edge_fl_server import recipes
 from edge_fl_server.recipes.recipe import Recipe, with_settings
@@ -100,11 +100,11 @@ def test_a_second_call_runs_only_what_is_missing(tmp_path: Path) -> None:
 
 def test_a_cell_that_was_cut_short_is_run_again(tmp_path: Path) -> None:
     (cell, *_) = cells(TINY, [])
-    found = cell_runs.run(cell, tmp_path)
+    (found,) = cell_runs.run([cell], tmp_path)
     path = tmp_path / "cells" / f"{cell.key}.json"
     path.rename(tmp_path / "cells" / f".{cell.key}.json.part")  # what a power cut leaves
     assert cell_runs.read(cell, tmp_path) is None
-    assert cell_runs.run(cell, tmp_path).last == found.last
+    assert cell_runs.run([cell], tmp_path)[0].last == found.last
     path.write_text("{")
     with pytest.raises(InputError, match="remove it to run that cell again"):
         cell_runs.read(cell, tmp_path)
@@ -151,8 +151,37 @@ def test_child_processes_give_the_same_numbers_and_a_dead_one_fails_only_its_cel
     rounds = [(count.done, count.of) for count in counts if count.stage == str(good)]
     assert rounds[-1] == (1, 1) and (TINY.rounds, TINY.rounds) in rounds and (0, TINY.rounds) in rounds
     assert counts.count(Count(str(deadly), 1, 1)) == 1
-    here = cell_runs.run(good, tmp_path / "here")
+    (here,) = cell_runs.run([good], tmp_path / "here")
     assert (here.last, here.clients) == (found["good"].last, found["good"].clients) and here.last
+
+
+def test_fine_tuning_shares_the_rounds_of_the_method_that_it_tunes(tmp_path: Path) -> None:
+    base = with_settings(TINY, ["rounds=2", "evaluate_every=1"])
+    grid = cells(
+        base, ["fedavg+ft:ft_epochs=1:ft_steps=1", "fedprox", "fedprox+ft:ft_scope=full"], without=["local"]
+    )
+    groups = [[cell.label for cell in group] for group in trainings(grid)]
+    assert groups == [
+        ["fedavg", "fedavg+ft", "fedavg+ft:ft_epochs=1:ft_steps=1"],
+        ["fedprox", "fedprox+ft:ft_scope=full"],
+    ]
+    counts: list[Count] = []
+    together: dict[str, CellResult] = {}
+    comparison.run_all(grid, tmp_path, 1, "", lambda one: together.update({one.label: one}), counts.append)
+    assert [one.failure for one in together.values()] == [""] * 5
+    assert counts.count(Count("rounds", 2, 2)) == 2
+    for cell in grid:
+        (alone,) = cell_runs.run([cell], tmp_path / "alone")
+        assert (alone.last, alone.clients, alone.participants) == (
+            together[cell.label].last,
+            together[cell.label].clients,
+            together[cell.label].participants,
+        )
+        means = [
+            [(point.means, point.weighted) for point in each.curve] for each in (alone, together[cell.label])
+        ]
+        assert means[0] == means[1]
+    assert len({one.last[PERSONAL_AFTER].mean for one in together.values()}) > 2
 
 
 def test_every_number_is_there_by_its_name(tmp_path: Path) -> None:
