@@ -5,6 +5,7 @@ updates the buffers inside `params`), `part.frozen(params, x)` with inference be
 """
 
 import copy
+import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -51,6 +52,7 @@ class Part:
         self.norm, self.norm_statistics = _norm_names(module)
         self.chain = layers_of(module)
         self.layers = _layers(module)
+        self._known: list[tuple[Tensor, list[Tensor], Tensor]] | None = None
 
     def init(self, salt: str = "") -> Params:
         """Initial parameters and buffers, determined by seed and `salt` (a client's id where clients start differently)."""
@@ -62,7 +64,24 @@ class Part:
 
     def frozen(self, params: Params, x: Tensor) -> Tensor:
         """Run with inference behaviour; gradients still reach x, and params that require them."""
-        return self._run(self._inference, params, x)
+        if self._known is None:
+            return self._run(self._inference, params, x)
+        given = [params[name] for name in sorted(params)]
+        for known_x, tensors, y in self._known:
+            if known_x is x and len(given) == len(tensors) and all(map(operator.is_, given, tensors)):
+                return y
+        y = self._run(self._inference, params, x)
+        self._known.append((x, given, y))
+        return y
+
+    @contextmanager
+    def reused(self) -> Iterator[None]:
+        """In this block `frozen` is computed once for the same x and the same tensors, none of which may change in it."""
+        self._known = []
+        try:
+            yield
+        finally:
+            self._known = None
 
     def to(self, device: torch.device | str) -> "Part":
         """Move normalisation constants to a device; returns itself."""

@@ -3,7 +3,7 @@
 Simulation and full devices run the same code, therefore their results are bit-identical.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import thread_time
@@ -26,6 +26,7 @@ from edge_fl.methods.contract.method import Method
 GLOBAL = (metrics.GLOBAL_TEST, metrics.GLOBAL_VALIDATION)
 BEFORE = (metrics.PERSONAL_BEFORE, metrics.PERSONAL_VALIDATION_BEFORE)
 AFTER = (metrics.PERSONAL_AFTER, metrics.PERSONAL_VALIDATION_AFTER)
+Predict = Callable[[Tensor], Tensor]  # images -> logits
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Client:
         if not method.evaluate_every or round % method.evaluate_every or not method.predicts_early:
             return {}
         parts = method.after_training(down, up)
-        return self._accuracies(metrics.LOCAL, lambda x: steps.predict(method, parts, own, x))
+        return self._accuracies(method, {metrics.LOCAL: lambda x: steps.predict(method, parts, own, x)})
 
     def personalise(self, method: Method, round: int, down: Parts, own: Parts) -> tuple[Update, Parts]:
         """Final personalisation, with the accuracies before it (if the method can predict by then) and after it."""
@@ -98,13 +99,14 @@ class Client:
             metrics.TEST_SAMPLES: len(self.data.test),
             metrics.VALIDATION_SAMPLES: len(self.data.validation),
         }
-
+        models: dict[tuple[str, str], Predict] = {}
         if personalised or method.predicts_early:
             names = AFTER if personalised else BEFORE
-            measured |= self._accuracies(names, lambda x: steps.predict(method, down, own, x))
+            models[names] = lambda x: steps.predict(method, down, own, x)
         if method.has_global:
             with_norm = norm.restored(down, own)  # local BatchNorm tensors belong to the model here too
-            measured |= self._accuracies(GLOBAL, lambda x: steps.predict_global(method, with_norm, x))
+            models[GLOBAL] = lambda x: steps.predict_global(method, with_norm, x)
+        measured |= self._accuracies(method, models)
         return {**measured, **steps.measure(method, down, own, self.batches(0))}
 
     def compare(self, method: Method, down: Parts, own: Parts) -> dict[str, float]:
@@ -129,10 +131,23 @@ class Client:
         own = steps.newcomer(method, self.id, down, own, self.batches(0))
         return _right(lambda x: steps.predict(method, down, own, x), x, y)
 
-    def _accuracies(self, names: tuple[str, str], predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Accuracies on the test and the validation set, by `names`; empty sets are left out."""
-        sets = zip(names, (self._placed["test"], self._placed["validation"]), strict=True)
-        return {name: _accuracy(predict, x, y) for name, (x, y) in sets if len(y)}
+    def _accuracies(self, method: Method, models: Mapping[tuple[str, str], Predict]) -> dict[str, float]:
+        """Accuracies of each model on the test and the validation set, by its two names; empty sets are left out.
+
+        Models that share an extractor also share its features.
+        """
+        found: dict[str, float] = {}
+        for place, kind in enumerate(("test", "validation")):
+            x, y = self._placed[kind]
+            right = dict.fromkeys(models if len(y) else (), 0)
+            with torch.no_grad():
+                for chunk, labels in zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True):
+                    images = pixels(chunk)
+                    with method.net.extractor.reused():
+                        for names in right:
+                            right[names] += int((models[names](images).argmax(1) == labels).sum())
+            found |= {names[place]: count / len(y) for names, count in right.items()}
+        return found
 
     @cached_property
     def _placed(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -144,11 +159,7 @@ class Client:
         }
 
 
-def _accuracy(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> float:
-    return int(_right(predict, x, y).sum()) / len(y)
-
-
-def _right(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+def _right(predict: Predict, x: Tensor, y: Tensor) -> Tensor:
     """Which images are classified correctly, [N]."""
     with torch.no_grad():
         pairs = zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True)

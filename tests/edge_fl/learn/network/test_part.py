@@ -121,3 +121,31 @@ def test_constants_of_a_module_are_no_state() -> None:
         "buffer:running_var",
         "buffer:num_batches_tracked",
     }
+
+
+class Counted(nn.Module):
+    """A layer that counts its calls."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Counted.calls += 1
+        return self.layer(x)
+
+
+def test_the_same_tensors_on_the_same_x_are_computed_once_in_a_block() -> None:
+    part = Part("extractor", Counted, 0)
+    params, other, x = part.init(), part.init(), torch.rand(5, 4)
+    Counted.calls = 0
+    with part.reused():
+        first, again = part.frozen(params, x), part.frozen(dict(params), x)
+        assert again is first and Counted.calls == 1
+        assert torch.equal(part.frozen(other, x), first) and torch.equal(
+            part.frozen(params, x.clone()), first
+        )
+        assert Counted.calls == 3  # other tensors, and another x, are computed
+    assert torch.equal(part.frozen(params, x), first) and Counted.calls == 4
