@@ -84,5 +84,5 @@ class APFL(Method):
 def mixed(v: Parts, w: Parts, alpha: Tensor) -> Parts:
     """αv + (1 - α)w, with v's running statistics, which are measured on the mixture."""
     held = tree.parameters(w)
-    between = {path: held[path] + alpha * (t - held[path]) for path, t in tree.parameters(v).items()}
+    between = {path: torch.lerp(held[path], t, alpha) for path, t in tree.parameters(v).items()}
     return tree.replaced(v, between)
