@@ -31,7 +31,7 @@ DRIFT, OWN = "drift_", "own_drift_"
 class FedDyn(Method):
     """Shared model; personal is d_i (`own_drift_`). The server's memory is d (`drift_`) and `counted`, the clients in it."""
 
-    alpha: float = hyper(0.01, "α, weight of the regularisation", low=1e-6, source="0.001 to 0.1 [P]")
+    alpha: float = hyper(0.01, "α, weight of the regularisation", low=1e-6, source="official code [C]")
 
     title = "FedDyn"
     citation = "Acar et al., ICLR 2021"

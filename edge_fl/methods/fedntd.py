@@ -24,8 +24,8 @@ from edge_fl.methods.contract.method import SHARED_MODEL, HeadTier, Method, hype
 class FedNTD(Method):
     """Shared extractor and head; no personal part."""
 
-    beta: float = hyper(1.0, "β, weight of the distillation; 0: none", low=0, source="[P]")
-    tau: float = hyper(1.0, "τ, temperature", low=1e-3, source="1 [P]; 3 for longer training [P]")
+    beta: float = hyper(1.0, "β, weight of the distillation; 0: none", low=0, source="official code [C]")
+    tau: float = hyper(1.0, "τ, temperature", low=1e-3, source="official code [C]")
 
     title = "FedNTD"
     citation = "Lee et al., NeurIPS 2022"
