@@ -11,6 +11,7 @@ from edge_fl.errors import MethodError, nearest
 from edge_fl.learn import tree
 from edge_fl.learn.network.part import Net
 from edge_fl.learn.optimiser import Optimiser, optimiser
+from edge_fl.methods.apfl import APFL
 from edge_fl.methods.class_statistics import ClassStatistics
 from edge_fl.methods.contract import steps, update_codec
 from edge_fl.methods.contract.method import Hyper, Method, check_hypers, hypers_of
@@ -28,9 +29,11 @@ from edge_fl.methods.fedcp import FedCP
 from edge_fl.methods.fedcrc import FedCRC
 from edge_fl.methods.fedcrl import FedCRL
 from edge_fl.methods.feddbe import FedDBE
+from edge_fl.methods.feddyn import FedDyn
 from edge_fl.methods.fedetf import FedETF
 from edge_fl.methods.fedgh import FedGH
 from edge_fl.methods.fedkd import FedKD
+from edge_fl.methods.fedntd import FedNTD
 from edge_fl.methods.fedpac import FedPAC
 from edge_fl.methods.fedper import FedPer
 from edge_fl.methods.fedproto import FedProto
@@ -49,6 +52,7 @@ from edge_fl.methods.pfedfda import PFedFDA
 from edge_fl.methods.pfedme import PFedMe
 from edge_fl.methods.pretrained import Pretrained
 from edge_fl.methods.repper import RepPer
+from edge_fl.methods.scaffold import SCAFFOLD
 from edge_fl.methods.spherefed import SphereFed
 from edge_fl.models import build_net
 
@@ -56,6 +60,7 @@ METHODS: dict[str, type[Method]] = {method.title.lower(): method for method in (
     Local, FedAvg, FedProx, FedBABU, FedPer, FedRep, LGFedAvg, PFedMe, Ditto, PerFedAvg, MOON, FedAMP,
     FedALA, FedRoD, FedCP, FedBN, FedETF, SphereFed, FedPAC, FedProto, FedGH, FedKD, RepPer, FedCRC,
     FedCRL, FedRIR, DualFed, FedDBE, GPFL, FedCAC, FedAS, PFedFDA, LPFT, FedCGS, ClassStatistics,
+    SCAFFOLD, FedDyn, FedNTD, APFL,
 )}  # fmt: skip
 # the listed ones; `+ft` works for any method with shared extractor and head
 FINE_TUNED = ("fedavg+ft", "fedprox+ft")

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from edge_fl.learn import tree
-from edge_fl.learn.aggregation.mean import Update, lerp, weighted_mean
+from edge_fl.learn.aggregation.mean import Update, stepped, weighted_mean
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import descend, scan
 from edge_fl.learn.network.part import history
 from edge_fl.learn.objective import pulled
 from edge_fl.learn.optimiser import Sgd
-from edge_fl.learn.tree import Params, Parts
+from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import (
     PERSONAL,
     PERSONAL_MODEL,
@@ -77,11 +77,4 @@ class PFedMe(Method):
 
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
         mean = weighted_mean(shared, updates)
-        return {name: self._towards(old, mean[name]) for name, old in shared.items()}
-
-    def _towards(self, old: Params, mean: Params) -> Params:
-        """(1 - β) old + β mean; running statistics with β at most 1, because a larger one may make a variance negative."""
-        # without BatchNorm that stays on the clients
-        old = {name: t for name, t in old.items() if name in mean}
-        statistics = {name: t for name, t in old.items() if name.startswith(tree.BUFFER)}
-        return {**lerp(old, mean, 1 - self.beta), **lerp(statistics, mean, max(1 - self.beta, 0.0))}
+        return {name: stepped(old, mean[name], self.beta) for name, old in shared.items()}

@@ -157,4 +157,26 @@ CASES = (
         Theirs("serveras:FedAS"),
         differences=(changes.fedas_first_alignment, changes.fedas_batches),
     ),
+    Case(
+        "SCAFFOLD",
+        Setting("scaffold", {"server_lr": 0.8}),
+        Theirs("serverscaffold:SCAFFOLD", {"server_learning_rate": 0.8}),
+    ),
+    Case(
+        "FedDyn",
+        Setting("feddyn", {"alpha": 0.1}),
+        Theirs("serverdyn:FedDyn", {"alpha": 0.1}),
+        (changes.feddyn_square,),
+    ),
+    Case(
+        "FedNTD",
+        Setting("fedntd", {"beta": 1.0, "tau": 2.0}),
+        Theirs("serverntd:FedNTD", {"beta": 1.0, "tau": 2.0}),
+    ),
+    Case(
+        "APFL",
+        Setting("apfl", {"alpha": 0.6}),
+        Theirs("serverapfl:APFL", {"alpha": 0.6}),
+        (changes.apfl_mixture, changes.apfl_kept),
+    ),
 )

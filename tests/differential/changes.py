@@ -170,6 +170,61 @@ def fedcac_first_mixtures(server: Any) -> None:
     _before(server, "send_models", mix)
 
 
+def feddyn_square(server: Any) -> None:
+    """The regularisation is α/2 times the distance to the received model; now times its square (Eq. 1)."""
+    for client in server.clients:
+
+        def squared(train: Callable[[], None] = client.train) -> None:
+            with patch.object(torch, "norm", lambda difference, p: difference.square().sum()):
+                train()
+
+        client.train = squared
+
+
+def apfl_mixture(server: Any) -> None:
+    """v is trained alone, and α by the gradients of both models and a decay; now both by the loss of αv + (1-α)w (Algorithm 1)."""
+    for client in server.clients:
+        mixing = _Mixing(client)
+        client.model_per.forward, client.alpha_update = mixing.logits, mixing.step
+
+
+def apfl_kept(server: Any) -> None:
+    """At the end of a round v is overwritten by the mixture; now it is kept."""
+    for client in server.clients:
+
+        def remember(client: Any = client) -> None:
+            client.kept = [t.detach().clone() for t in client.model_per.parameters()]
+
+        def restore(client: Any = client) -> None:
+            client.update_parameters(client.model_per, client.kept)
+
+        _after(client, "alpha_update", remember)
+        _after(client, "train", restore)
+
+
+class _Mixing:
+    """The mixture of APFL's two models of one client."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self._alpha = client, torch.zeros(())
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Those of αv + (1-α)w, with gradients of v and α."""
+        client, alpha = self._client, torch.tensor(float(self._client.alpha), requires_grad=True)
+        common = {name: t.detach() for name, t in client.model.named_parameters()}
+        both = {
+            name: alpha * t + (1 - alpha) * common[name] for name, t in client.model_per.named_parameters()
+        }
+        self._alpha = alpha
+        return torch.func.functional_call(client.model, both, (x,))
+
+    def step(self) -> None:
+        """α after the batch whose loss was differentiated last."""
+        client, slope = self._client, self._alpha.grad
+        assert slope is not None
+        client.alpha = min(max(client.alpha - client.learning_rate * float(slope), 0.0), 1.0)
+
+
 # differences that are not faults
 
 

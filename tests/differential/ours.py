@@ -1,6 +1,6 @@
 """edge-fl's side: the product's round loop on the sequential engine."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,12 +41,16 @@ RECIPE = Recipe(
 
 @dataclass(frozen=True)
 class Setting:
-    """A method and its options; `norm`: the network has BatchNorm; `personalises`: clients predict after final personalisation."""
+    """A method and its options.
+
+    norm, smooth: the network's options. personalises: clients predict after final personalisation.
+    """
 
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = RECIPE.method.epochs
     norm: bool = False
+    smooth: bool = False
     personalises: bool = False
 
 
@@ -58,7 +62,7 @@ class Ours:
         config = replace(
             RECIPE.method, name=setting.method, epochs=setting.epochs, options=dict(setting.options)
         )
-        model = replace(RECIPE.model, options={"norm": setting.norm})
+        model = replace(RECIPE.model, options={"norm": setting.norm, "smooth": setting.smooth})
         self.study = studies.prepare(replace(RECIPE, method=config, model=model))
         self._setup = execution.of_study(self.study)
         self._personalises = setting.personalises
@@ -80,11 +84,16 @@ class Ours:
         shared = steps.broadcast(self.method, steps.start(self.method), client)
         return {**shared, **steps.start_own(self.method, client)}
 
-    def hits(self) -> Hits:
-        fleet, found = simulated_clients(self._setup), []
+    def rounds(self) -> Iterator[tuple[Parts, dict[str, Parts]]]:
+        """The server's parts and each client's personal ones after every round."""
+        fleet = simulated_clients(self._setup)
         for result in rounds.run(self.method, fleet, Plan.of(RECIPE, self.method)):
-            own = dict(fleet.personal_state())
-            each = [self._hits(id, data, result.shared, own[id]) for id, data in self.data.items()]
+            yield result.shared, dict(fleet.personal_state())
+
+    def hits(self) -> Hits:
+        found = []
+        for shared, own in self.rounds():
+            each = [self._hits(id, data, shared, own[id]) for id, data in self.data.items()]
             found.append(torch.cat(each))
         return found
 

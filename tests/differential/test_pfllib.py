@@ -25,6 +25,8 @@ EQUAL_AS_PUBLISHED = {
     "fed-rod",
     "fedala",
     "fedbabu",
+    "scaffold",
+    "fedntd",
 }
 
 

@@ -3,7 +3,7 @@
 Sums are over n_i * x_i with integer n_i, so that the mean of one update, or of equal updates, is exact. Updates come sorted by client id.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.losses import one_hot
-from edge_fl.learn.tree import Params, Parts
+from edge_fl.learn.tree import Params, Parts, buffers
 
 PROTOTYPES = "prototypes"  # the part of class means, {"mean": [C, d], "count": [C]}
 
@@ -97,6 +97,23 @@ def mixture(uploads: Iterable[Params], weights: Iterable[float]) -> Params:
 def lerp(old: Params, new: Params, keep: float | Tensor) -> Params:
     """keep * old + (1 - keep) * new, as written, so that keep = 1 preserves all bits of old (F13); integer buffers from new."""
     return {n: keep * t + (1.0 - keep) * new[n] if t.is_floating_point() else new[n] for n, t in old.items()}
+
+
+def stepped(old: Params, mean: Params, size: float) -> Params:
+    """The server's step from old towards the mean, old + size (mean - old); beyond the mean for a size above 1.
+
+    Running statistics reach the mean at most, because a larger step may make a variance negative.
+    """
+    # without BatchNorm that stays on the clients
+    old = {name: t for name, t in old.items() if name in mean}
+    return {**lerp(old, mean, 1 - size), **lerp(buffers(old), mean, max(1 - size, 0.0))}
+
+
+def noted(updates: Iterable[Update], clients: list[str]) -> Iterator[Update]:
+    """The updates as they are; `clients` gets the id of each as it passes."""
+    for update in updates:
+        clients.append(update.client)
+        yield update
 
 
 def prototypes(features: Batches) -> Params:

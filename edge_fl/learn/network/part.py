@@ -20,7 +20,7 @@ from edge_fl.inputs import InputSpec
 from edge_fl.learn.network import precision
 from edge_fl.learn.network.chain import layers_of
 from edge_fl.learn.network.masked_norm import respect_padding
-from edge_fl.learn.tree import BUFFER, Params
+from edge_fl.learn.tree import BUFFER, Params, parameters
 from edge_fl.seeds import seed_for
 
 _building = threading.Lock()
@@ -157,6 +157,13 @@ class Net:
         for part, names in named[max(len(named) - layers, 0) :]:
             top[part] = top.get(part, frozenset()) | names
         return top
+
+    def zeros(self) -> dict[str, Params]:
+        """Extractor and head with 0 in place of every parameter, and without buffers: the start of sums over gradients or changes."""
+        model = {name: parameters(self.parts[name].init()) for name in ("extractor", "head")}
+        return {
+            name: {key: torch.zeros_like(t) for (key,), t in held.items()} for name, held in model.items()
+        }
 
     def to(self, device: torch.device | str) -> "Net":
         """Move the parts' constants to a device; returns itself."""

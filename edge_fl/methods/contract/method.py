@@ -2,13 +2,15 @@
 
 The same object runs in a plain loop, vectorised over clients, and on a device. How each kind of method fits:
 
-- **one shared model** (FedAvg, FedProx, MOON): all parts are shared; `local_update` is one `fit`.
+- **one shared model** (FedAvg, FedProx, MOON, FedNTD): all parts are shared; `local_update` is one `fit`.
 - **split models** (FedPer, FedRep, FedCRC, LG-FedAvg): some parts are personal. Two stages are two `fit` calls; a part that a stage must
   not change is not among the arguments of its `fit`.
 - **extra personal networks** (Ditto's model, DualFed's projector, FedRIR's decoder, FedKD's teacher, FedCP's policy): parts declared
   with a builder, `personal(build)`; every client has them from the start (`init_own`), sampled or not.
 - **statistics** (prototypes of FedProto, FedCRL, FedPAC; SphereFed's sums): parts like any other, a dict of tensors, combined in
   `aggregate`.
+- **control variates** (SCAFFOLD): shared parts `like` the network, which start from 0 and are sent as received plus change.
+- **memory of a client's past** (FedDyn, MOON): personal parts; what the server sums up of it is server memory.
 - **server-side training** (FedGH's head) and **optimisation** (FedPAC's combination): inside `aggregate`, which is pure too; server memory
   is a shared part that `broadcast` does not send.
 - **per-client broadcast** (FedAMP, FedPAC): `broadcast(shared, client)` selects what this client receives.

@@ -63,7 +63,11 @@ SLOWER: dict[str, tuple[int, float, dict[str, Any]]] = {
     "gpfl": (15, 0.1, {}),
     "spherefed": (10, 0.1, {}),
 }
-SLOWER_ON_SERIES: dict[str, tuple[int, float, dict[str, Any]]] = {**SLOWER, "moon": (12, 0.1, {})}
+SLOWER_ON_SERIES: dict[str, tuple[int, float, dict[str, Any]]] = {
+    **SLOWER,
+    "moon": (12, 0.1, {}),
+    "scaffold": (20, 0.1, {"server_lr": 0.5}),
+}
 # Initial networks, over which the mean is taken. DualFed amplifies rounding: at a rate of 0.02 the accuracy from one of them is 0.72,
 # 0.18 or 0.51 with the kernels for AVX-512, AVX2 and SSE. At 0.01 the means over three are 0.46 and 0.60 with the first two.
 STARTS = {"dualfed": 3}
@@ -138,7 +142,7 @@ AVERAGING = {
         "fedper",
     ),
     *("fedprox", "fedprox+ft", "fedrep", "fedrir", "gpfl", "lg-fedavg", "lp-ft"),
-    *("moon", "per-fedavg", "pfedme", "repper"),
+    *("moon", "per-fedavg", "pfedme", "repper", "apfl", "feddyn", "fedntd", "scaffold"),
 }
 
 
@@ -279,6 +283,7 @@ def test_predictions_are_numbers_before_within_and_after_training(name: str) -> 
 
 
 WITH_GLOBAL_MODEL = (
+    *("apfl", "feddyn", "fedntd", "scaffold"),
     *(
         "ditto",
         "dualfed",

@@ -24,7 +24,18 @@ from tests.edge_fl.methods import toy
 from tests.edge_fl.methods.test_contract import fingerprint, structure, through_bytes
 
 KINDS = ("fp16", "int8", "topk")
-METHODS = ("fedavg", "fedrep", "fedbn", "fedpac", "fedproto", "fedkd", "fedamp", "repper", "fedavg+ft")
+METHODS = (
+    "fedavg",
+    "fedrep",
+    "fedbn",
+    "fedpac",
+    "fedproto",
+    "fedkd",
+    "fedamp",
+    "repper",
+    "fedavg+ft",
+    "scaffold",
+)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 PRIVACY = PrivacyConfig(noise_multiplier=4.0, clip=0.5)
 
@@ -212,7 +223,11 @@ def test_what_noise_does_not_cover_is_refused_by_name(name: str, norm: bool, bar
 
 
 @pytest.mark.parametrize(
-    "name", ["local", "fedavg", "fedavg+ft", "fedrep", "lg-fedavg", "ditto", "fedamp", "repper"]
+    "name",
+    [
+        *("local", "fedavg", "fedavg+ft", "fedrep", "lg-fedavg", "ditto", "fedamp", "repper"),
+        *("scaffold", "feddyn", "fedntd", "apfl"),
+    ],
 )
 def test_methods_that_send_parameters_alone_can_be_private(name: str) -> None:
     update_codec.require_possible(private_method(name))
