@@ -156,7 +156,9 @@ def values_text(values: Values) -> str:
 
 
 def value_text(value: Option) -> str:
-    """Format a value: "0.05"."""
+    """Format a value as one writes it in a label: "0.05", "false"."""
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
