@@ -167,9 +167,7 @@ class Method:
     sends: ClassVar[tuple[str, ...]] = ()  # shared parts that clients send; () = all
     receives: ClassVar[tuple[str, ...]] = ()  # shared parts that clients receive; () = all
     fixed_head: ClassVar[bool] = False  # server and clients draw the head from the seed, so it is not sent
-    trains_everyone: ClassVar[bool] = (
-        False  # all clients train together, as often as others are drawn on average
-    )
+    trains_everyone: ClassVar[bool] = False  # all clients train together, as often as one is drawn on average
     # (part, scalar): the weight that a client states in its update
     stated_weight: ClassVar[tuple[str, str] | None] = None
     vectorises: ClassVar[bool] = True  # `local_update` runs under torch.func.vmap

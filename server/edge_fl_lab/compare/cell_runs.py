@@ -142,16 +142,17 @@ def run(cells: Sequence[Cell], folder: Path, commit: str = "", watch: Watch = un
             trained_s = time.monotonic() - start_s
         except Exception as error:
             results = [_failed(result, error, time.monotonic() - start_s) for result in results]
-        else:
-            for place, blank in enumerate(results):
-                start_s = time.monotonic() - trained_s  # each result has the duration of its whole run
-                try:
-                    result = training.finished(place, blank, folder)
-                    results[place] = msgspec.structs.replace(result, seconds=time.monotonic() - start_s)
-                except Exception as error:
-                    results[place] = _failed(blank, error, time.monotonic() - start_s)
-    for result in results:
-        write(result, folder)
+            for result in results:
+                write(result, folder)
+            return results
+        for place, blank in enumerate(results):
+            start_s = time.monotonic() - trained_s  # each result has the duration of its whole run
+            try:
+                result = training.finished(place, blank, folder)
+                results[place] = msgspec.structs.replace(result, seconds=time.monotonic() - start_s)
+            except Exception as error:
+                results[place] = _failed(blank, error, time.monotonic() - start_s)
+            write(results[place], folder)  # before the next one, which a kill may interrupt
     return results
 
 
@@ -238,7 +239,7 @@ class _TimedClients(WrappedClients):
         self._seconds: list[float] = []
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        if step in MEASURES or not downs:  # where nobody trains, the time stays that of the last update
+        if step in MEASURES or not downs:  # without training the time stays that of the last update
             yield from self._clients.each(step, round, method, downs)
             return
         self._seconds = []

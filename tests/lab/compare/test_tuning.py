@@ -12,7 +12,13 @@ from edge_fl import cli
 from edge_fl.errors import InputError, MethodError
 from edge_fl.methods import METHODS
 from edge_fl.methods.finetuned import FineTuned
-from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_VALIDATION_AFTER, Summary, summarise_reports
+from edge_fl.metrics import (
+    PERSONAL_AFTER,
+    PERSONAL_BEFORE,
+    PERSONAL_VALIDATION_AFTER,
+    Summary,
+    summarise_reports,
+)
 from edge_fl_lab.compare import summary, tables, tuning
 from edge_fl_lab.compare.cell_runs import CellResult, Point
 from edge_fl_lab.compare.grid import Cell, cells
@@ -220,6 +226,9 @@ def test_a_tuned_comparison_is_saved_and_a_second_call_runs_nothing(
     lines = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
     assert [line["round"] for line in lines] == ["1", "final"] * 3
     assert 0 < float(lines[4]["device_seconds"]) < float(lines[5]["device_seconds"])  # FedAvg+FT
+    weighted = f"{PERSONAL_BEFORE}.weighted_mean"  # PFLlib's Averaged Test Accuracy
+    assert all(0 < float(line[weighted]) <= 1 for line in lines)
+    assert any(line[weighted] != line[PERSONAL_BEFORE] for line in lines)
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()}
     capsys.readouterr()
     assert cli.main(command) == 0 and "0 cells to run" in capsys.readouterr().err
