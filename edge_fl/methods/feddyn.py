@@ -14,10 +14,8 @@ Regularization", ICLR 2021.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
-
 from edge_fl.learn import tree
-from edge_fl.learn.aggregation.mean import Update, noted, weighted_mean
+from edge_fl.learn.aggregation.mean import Update, noted, remembered, weighted_mean
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.network.part import personal, shared
 from edge_fl.learn.objective import pulled
@@ -65,7 +63,7 @@ class FedDyn(Method):
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
         clients: list[str] = []
         mean = weighted_mean(shared, noted(updates, clients), uniform=True)
-        counted = {**shared["counted"], **dict.fromkeys(clients, torch.ones(()))}
+        counted = remembered(shared["counted"], clients, like=shared["head"])
         kept, share = (len(each) / max(len(counted), 1) for each in (shared["counted"], clients))
         model, drift = {name: mean[name] for name in SHARED_MODEL}, tree.unprefixed(DRIFT, shared)
         old, d = tree.parameters({name: shared[name] for name in SHARED_MODEL}), tree.parameters(drift)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from edge_fl.learn import tree
-from edge_fl.learn.aggregation.mean import Update, noted, stepped, weighted_mean
+from edge_fl.learn.aggregation.mean import Update, noted, remembered, stepped, weighted_mean
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import gradient, scan
 from edge_fl.learn.network.part import history, personal, shared
@@ -92,7 +92,7 @@ class SCAFFOLD(Method):
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
         clients: list[str] = []
         mean = weighted_mean(shared, noted(updates, clients), uniform=True)
-        counted = {**shared["counted"], **dict.fromkeys(clients, torch.ones(()))}
+        counted = remembered(shared["counted"], clients, like=shared["head"])
         share = len(clients) / max(len(counted), 1)
         sizes = {name: share if name in self.controls else self.server_lr for name in self.sends}
         moved = {name: stepped(shared[name], mean[name], size) for name, size in sizes.items()}  # Eq. 5

@@ -116,6 +116,12 @@ def noted(updates: Iterable[Update], clients: list[str]) -> Iterator[Update]:
         yield update
 
 
+def remembered(counted: Params, clients: Iterable[str], like: Params) -> Params:
+    """The server's memory of the clients that took part, a scalar each, with more clients; on the device of `like`."""
+    device = next(iter(like.values())).device
+    return {**counted, **{client: torch.ones((), device=device) for client in clients}}
+
+
 def prototypes(features: Batches) -> Params:
     """Class means of features z [N, d] -> {"mean": [C, d], "count": [C]}; absent classes are 0 (F12, FedProto Eq. 6)."""
     member = one_hot(features.y, features.classes)
