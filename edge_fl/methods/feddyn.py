@@ -63,7 +63,7 @@ class FedDyn(Method):
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
         clients: list[str] = []
         mean = weighted_mean(shared, noted(updates, clients), uniform=True)
-        counted = remembered(shared["counted"], clients, like=shared["head"])
+        counted = remembered(shared["counted"], clients, like=mean)
         kept, share = (len(each) / max(len(counted), 1) for each in (shared["counted"], clients))
         model, drift = {name: mean[name] for name in SHARED_MODEL}, tree.unprefixed(DRIFT, shared)
         old, d = tree.parameters({name: shared[name] for name in SHARED_MODEL}), tree.parameters(drift)

@@ -92,7 +92,7 @@ class SCAFFOLD(Method):
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
         clients: list[str] = []
         mean = weighted_mean(shared, noted(updates, clients), uniform=True)
-        counted = remembered(shared["counted"], clients, like=shared["head"])
+        counted = remembered(shared["counted"], clients, like=mean)
         share = len(clients) / max(len(counted), 1)
         sizes = {name: share if name in self.controls else self.server_lr for name in self.sends}
         moved = {name: stepped(shared[name], mean[name], size) for name, size in sizes.items()}  # Eq. 5

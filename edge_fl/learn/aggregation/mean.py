@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.losses import one_hot
-from edge_fl.learn.tree import Params, Parts, buffers
+from edge_fl.learn.tree import Params, Parts, buffers, leaves
 
 PROTOTYPES = "prototypes"  # the part of class means, {"mean": [C, d], "count": [C]}
 
@@ -116,9 +116,9 @@ def noted(updates: Iterable[Update], clients: list[str]) -> Iterator[Update]:
         yield update
 
 
-def remembered(counted: Params, clients: Iterable[str], like: Params) -> Params:
+def remembered(counted: Params, clients: Iterable[str], like: Parts) -> Params:
     """The server's memory of the clients that took part, a scalar each, with more clients; on the device of `like`."""
-    device = next(iter(like.values())).device
+    device = next(iter(leaves(like).values())).device
     return {**counted, **{client: torch.ones((), device=device) for client in clients}}
 
 
