@@ -73,7 +73,8 @@ class PaperFigure(Struct, frozen=True):
 class Row(Struct, frozen=True):
     """Our number of a method, evaluation and client, as the table `as_in` computes its own; `figure` is the paper's, if it prints one.
 
-    `spread` is the standard deviation over clients, where that is the paper's; else None.
+    `spread` is the standard deviation over clients after the last round, mean over seeds; None for one client, or in another round.
+    `clients` is the number of clients that were measured, per seed: after a local update only those of the last round.
     """
 
     method: str
@@ -82,6 +83,7 @@ class Row(Struct, frozen=True):
     as_in: PaperTable
     ours: MeanStd
     spread: float | None
+    clients: int
     figure: PaperFigure | None
 
 
@@ -110,13 +112,13 @@ def against(recipe: str, cells: Sequence[Cell], results: Mapping[str, CellResult
     Ours are computed as the paper computes its own (mean and round, see the notes). Evaluations that the paper does not print have a row
     too, where they give another number.
     """
-    printed = figures(recipe)
-    rows = list(_rows(printed, cells, results))
+    printed, rows = figures(recipe), rows_of(recipe, cells, results)
     seeds = max((row.ours.count for row in rows), default=0)
     body = [
         [
             _name(row.method, row.evaluation, row.client),
             _ours_text(row, seeds),
+            str(row.clients),
             _printed(row.figure) if row.figure else NONE,
             f"{row.ours.mean * 100 - row.figure.value:+.2f}" if row.figure else NONE,
             *_ranks(row, rows),
@@ -124,9 +126,14 @@ def against(recipe: str, cells: Sequence[Cell], results: Mapping[str, CellResult
         ]
         for row in rows
     ]
-    headings = ["method", "ours", "paper", "difference", "our rank", "paper's rank", "table"]
+    headings = ["method", "ours", "clients", "paper", "difference", "our rank", "paper's rank", "table"]
     notes = list(_notes(recipe, cells, printed, rows))
     return Table(headings, body, f"{recipe} compared with the paper", notes, headings[1:-1])
+
+
+def rows_of(recipe: str, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> list[Row]:
+    """The rows of `against`. Raises InputError for a recipe that is in no table."""
+    return list(_rows(figures(recipe), cells, results))
 
 
 def _all_figures() -> Iterator[PaperFigure]:
@@ -167,7 +174,8 @@ def _rows(
             if ours.count and (evaluation in theirs or ours.mean not in shown):
                 shown.add(ours.mean)
                 spread = _over_clients(complete, evaluation, client, table)
-                yield Row(method, evaluation, client, table, ours, spread, theirs.get(evaluation))
+                measured = 1 if client else max(_measured(result, evaluation) for result in complete)
+                yield Row(method, evaluation, client, table, ours, spread, measured, theirs.get(evaluation))
 
 
 def _number(result: CellResult, evaluation: str, client: str, table: PaperTable) -> float | None:
@@ -196,12 +204,18 @@ def _number(result: CellResult, evaluation: str, client: str, table: PaperTable)
     return max([*last, *(found[during] for found in rounds if during in found)], default=None)
 
 
+def _measured(result: CellResult, evaluation: str) -> int:
+    """The number of clients with this evaluation at the end."""
+    end = result.last.get(EVALUATIONS[evaluation][1])
+    return end.clients if end else 0
+
+
 def _over_clients(
     results: Sequence[CellResult], evaluation: str, client: str, table: PaperTable
 ) -> float | None:
-    """The standard deviation over clients after the last round, mean over the runs, if the paper prints it."""
+    """The standard deviation over clients after the last round, mean over the runs."""
     end = EVALUATIONS[evaluation][1]
-    if table.spread != "clients" or client or table.round != "last":
+    if client or table.round != "last":
         return None
     return float(np.mean([result.last[end].std for result in results if end in result.last]))
 
@@ -273,7 +287,7 @@ def _name(method: str, evaluation: str, client: str) -> str:
 
 
 def _ours_text(row: Row, seeds: int) -> str:
-    if row.spread is None:
+    if row.spread is None or row.as_in.spread != "clients":
         return percent(row.ours, seeds)
     return f"{row.ours.mean * 100:.2f}±{row.spread * 100:.2f}"
 

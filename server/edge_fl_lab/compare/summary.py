@@ -214,8 +214,10 @@ def cumulative(result: CellResult) -> list[Cost]:
 def curve(cell: Cell, result: CellResult) -> Iterator[dict[str, object]]:
     """One record per round, and one after the final personalisation; costs are cumulative and per client."""
     costs = cumulative(result)
-    rounds = [(point.round, point.means) for point in result.curve]
-    last = {name: summary.mean for name, summary in result.last.items()}
+    rounds = [(point.round, _both(point.means, point.weighted)) for point in result.curve]
+    last = _both(
+        *({name: getattr(each, of) for name, each in result.last.items()} for of in ("mean", "weighted_mean"))
+    )
     for (number, means), cost in zip([*rounds, (FINAL, last)] if rounds else [], costs, strict=False):
         yield {
             "method": cell.label,
@@ -227,8 +229,14 @@ def curve(cell: Cell, result: CellResult) -> Iterator[dict[str, object]]:
             "down_mb": cost.bytes_down / MEGABYTE,
             "up_mb": cost.bytes_up / MEGABYTE,
             "device_seconds": cost.device_seconds,
-            **{name: mean for name, mean in means.items() if metrics.ACCURACY in name},
+            **means,
         }
+
+
+def _both(means: Mapping[str, float], weighted: Mapping[str, float]) -> dict[str, float]:
+    """The accuracies among the means over clients, and the same weighted by test samples."""
+    found = {name: mean for name, mean in means.items() if metrics.ACCURACY in name}
+    return {**found, **{f"{name}.weighted_mean": weighted[name] for name in found if name in weighted}}
 
 
 def _row(

@@ -1,0 +1,60 @@
+"""The tables of docs/reproducing-the-papers.md follow from the summaries of cells that are stored next to it."""
+
+from pathlib import Path
+
+import msgspec
+
+from edge_fl_lab.compare import cell_runs, grid
+from edge_fl_lab.compare.cell_runs import CellResult
+from edge_fl_server import recipes
+from edge_fl_server.recipes.recipe import with_settings
+from tools.study import paper_tables
+
+
+def test_the_page_has_the_tables_of_the_stored_summaries() -> None:
+    page = paper_tables.PAGE.read_text()
+    assert paper_tables.page(page, paper_tables.summaries()) == page, (
+        "run python -m tools.study.paper_tables page"
+    )
+
+
+def test_every_summary_is_of_a_paper_s_own_setting_apart_from_the_rounds() -> None:
+    shown = {found[2] for found in paper_tables.PLACE.finditer(paper_tables.PAGE.read_text())}
+    stored = paper_tables.summaries()
+    used = {key for name in shown for key in paper_tables.of_recipe(name, stored)[1]}
+    assert {kept.result.key for kept in stored} == used
+
+
+def test_a_finished_cell_is_kept_without_its_clients_and_read_back_into_a_table(tmp_path: Path) -> None:
+    recipe = recipes.find("fedcrc-mnist-dir01")
+    small = with_settings(
+        recipe,
+        [
+            'data.dataset="digits"',
+            "data.clients=5",
+            "rounds=1",
+            "evaluate_every=1",
+            'model={name="cnn-tiny"}',
+            "method.epochs=1",
+        ],
+    )
+    (cell,) = [each for each in grid.cells(small, ["fedper"]) if each.label == "fedper"]
+    (ran,) = cell_runs.run([cell], tmp_path)
+    cell_runs.write(CellResult("0" * 24, "fedrep", cell.recipe, failure="diverged"), tmp_path)
+    (path,) = paper_tables.keep(tmp_path, tmp_path / "kept")
+    assert path.name == "fedper-digits-dirichlet-clients-0.1-seed-0.json"
+    (kept,) = paper_tables.summaries(tmp_path / "kept")
+    assert kept.processor and kept.result.last == ran.last and not kept.result.clients and ran.clients
+    as_printed = msgspec.structs.replace(
+        kept.result,
+        recipe=recipe,
+        key=next(c.key for c in grid.cells(recipe, ["fedper"]) if c.label == "fedper"),
+    )
+    table = paper_tables.table("fedcrc-mnist-dir01", [paper_tables.Kept("a processor", as_printed)])
+    (row, *_) = table.rows
+    assert (
+        row[0] == "fedper"
+        and row[1] == f"{ran.last['personal.test_acc.after'].mean * 100:.2f}"
+        and row[4] == "97.05"
+    )
+    assert "1 seed; hours: of one core of a processor" in table.notes[-1]
