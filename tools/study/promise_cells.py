@@ -188,8 +188,8 @@ def _cell(
     bias: Array | None = None,
 ) -> Shared:
     sizes = np.array([[len(own), len(rest)] for own, rest in zip(train, test, strict=True)])
-    nobody = [z[:0]] * len(train), [y[:0]] * len(train)
-    whole = training.cell(about, *nobody, *nobody, fleet_z, fleet_y, weight, bias)
+    nothing = [z[:0]] * len(train), [y[:0]] * len(train)
+    whole = training.cell(about, *nothing, *nothing, fleet_z, fleet_y, weight, bias)
     parts = {field.name: getattr(whole, field.name) for field in fields(Cell)} | {"z": z, "y": y}
     return Shared(**parts, own=np.concatenate(train), rest=np.concatenate(test), sizes=sizes)
 

@@ -194,9 +194,8 @@ def test_another_way_of_fitting_on_the_same_extractor_is_compared_by_cross_valid
     lost, gained = values["test_samples.lost"], values["test_samples.gained"]
     assert (report.release, report.error, len(fitter.fits)) == (2, "", 3)
     assert lost + gained > 0
-    power = np.log(41) / np.log(
-        43
-    )  # of heads without a fleet's head: 42 pictures, 40 without one of each class
+    # How the error of heads without a fleet's head falls: 42 pictures, 40 without one of each class.
+    power = np.log(41) / np.log(43)
     assert gained - lost == pytest.approx(42 * ((1 - before) ** power - (1 - values[AFTER]) ** power))
 
 
