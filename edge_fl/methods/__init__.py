@@ -1,4 +1,7 @@
-"""The methods by name, one file each. To add one: a file, and its class in METHODS. The suffix `+ft` adds fine-tuning."""
+"""The methods by name, one file each. To add one: a file, and its class in METHODS. The suffix `+ft` adds fine-tuning.
+
+A method outside this package is registered as an entry point, or named `package.module:Class` or `folder/module.py:Class`.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +16,7 @@ from edge_fl.learn.network.part import Net
 from edge_fl.learn.optimiser import Optimiser, optimiser
 from edge_fl.methods.class_statistics import ClassStatistics
 from edge_fl.methods.contract import steps, update_codec
-from edge_fl.methods.contract.method import Hyper, Method, check_hypers, hypers_of
+from edge_fl.methods.contract.method import Hyper, Method, check_hypers, hypers_of, require_method
 from edge_fl.methods.ditto import Ditto
 from edge_fl.methods.dualfed import DualFed
 from edge_fl.methods.fedala import FedALA
@@ -71,15 +74,18 @@ def names() -> list[str]:
 
 
 def find(name: str) -> type[Method]:
-    """The class of a name without `+ft`, from METHODS or the entry point group `edge_fl.methods`. Raises MethodError."""
+    """The class of a name without `+ft`: of METHODS, of the entry point group `edge_fl.methods`, or of a module. Raises MethodError."""
     base = name.removesuffix(_FT)
     if name == PRETRAINED:
         return Pretrained
     if base in METHODS:
         return METHODS[base]
-    if found := plugins.registered(ENTRY_POINTS, base, "method", MethodError):
-        return found  # type: ignore[no-any-return]
-    raise MethodError(f"method {name!r}: unknown{nearest(name, names())}")
+    if plugins.is_own(base):
+        found = plugins.imported(base, "method", MethodError)
+    elif not (found := plugins.registered(ENTRY_POINTS, base, "method", MethodError)):
+        raise MethodError(f"method {name!r}: unknown{nearest(name, names())}")
+    require_method(found, name)
+    return found  # type: ignore[no-any-return]
 
 
 def hypers(name: str) -> dict[str, tuple[Any, Hyper]]:

@@ -104,7 +104,7 @@ def _own(model: ModelConfig, input: InputSpec) -> nn.Module:
 def _find(name: str) -> Callable[..., Any]:
     if name in MODELS:
         return MODELS[name]
-    if ":" not in name:
+    if not plugins.is_own(name):
         raise MethodError(f"model {name!r}: unknown{nearest(name, [*MODELS, *backbones.NAMES])}")
     found = plugins.imported(name, "model", MethodError)
     if not callable(found):

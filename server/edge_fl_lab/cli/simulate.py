@@ -95,7 +95,14 @@ def simulated(recipe: Recipe, command: str) -> Recipe:
 
 
 def simulate(
-    method: Annotated[str, option("--method METHOD", "Method of 'edge-fl methods list'.", TRAINING)] = "",
+    method: Annotated[
+        str,
+        option(
+            "--method METHOD",
+            "Method of 'edge-fl methods list', or package.module:Class, with options after ':' (fedcrc:tau=0.9).",
+            TRAINING,
+        ),
+    ] = "",
     dataset: Annotated[
         str, option("--dataset DATASET", "Dataset, by name, such as digits or fashion-mnist.", DATA)
     ] = "",
@@ -117,6 +124,7 @@ def simulate(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Train a federation in this process, without a broker, and print its accuracies: global, before and after personalisation."""
+    from edge_fl_lab.compare import grid
     from edge_fl_lab.recipe_changes import with_method
     from edge_fl_server.orchestrate import run
     from edge_fl_server.runs import round_metrics
@@ -134,7 +142,9 @@ def simulate(
         base = simulated(Results.open(resumed).recipe(), "simulate --resume")
     else:
         base = recipe.base("simulate")
-    base = with_method(base, method) if method else base
+    if method:
+        base = with_method(base, *grid.parse_method(method))
+        changes = [*grid.parse_settings(method), *changes]
     chosen = recipe.applied(base, changes, "simulate")
     if save_split:
         studies.prepare(chosen).split.write_csv(save_split)
