@@ -15,7 +15,8 @@ from edge_fl import plugins
 from edge_fl.config import ModelConfig
 from edge_fl.errors import MethodError, brief, nearest
 from edge_fl.inputs import InputSpec
-from edge_fl.learn.network.part import Net, building, linear_head
+from edge_fl.learn.network.part import Net, linear_head
+from edge_fl.learn.random import seeded
 from edge_fl.modalities import ABOUT
 from edge_fl.models import audio, backbones, cnn, frozen, kernels, mobilenet, resnet, series, weights
 from edge_fl.models.frozen import Frozen
@@ -48,7 +49,7 @@ def build_net(model: ModelConfig, input: InputSpec, classes: int, seed: int = 0)
     def extractor() -> nn.Module:
         return Normalised(_build(model, input), input)
 
-    with building():
+    with seeded(0):
         feature_dim = extractor().feature_dim
     net = Net(input, classes, feature_dim, seed).with_part("extractor", extractor)  # type: ignore[arg-type]
     return net.with_part("head", lambda: linear_head(net))

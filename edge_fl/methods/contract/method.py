@@ -328,6 +328,12 @@ class Method:
             bool(sent) and alike and not self.trains_everyone and all(name in self.net.parts for name in sent)
         )
 
+    @property
+    def draws(self) -> bool:
+        """Whether a step may draw from torch's global generators: a network may (`Part.draws`), or it is a user's own method."""
+        own = type(self).__module__.partition(".")[0] != "edge_fl"
+        return own or any(part.draws for part in self.net.parts.values())
+
     def head_updates(self) -> Mapping[str, HeadUpdateKind]:
         """Head updates that head-only devices may send; none under privacy, because only full devices add noise."""
         return {} if self.privacy.noise_multiplier else self.head_tier.updates

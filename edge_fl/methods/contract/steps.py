@@ -4,6 +4,7 @@ No other code calls a method's `local_update` or `aggregate`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -16,6 +17,7 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.aggregation.screening import Screen
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.codec.differential_privacy import Noise
+from edge_fl.learn.random import seeded
 from edge_fl.learn.tree import Parts, first_not_finite, merge
 from edge_fl.methods.contract import norm, update_codec
 from edge_fl.methods.contract.method import BatchNorm, Method
@@ -53,14 +55,16 @@ def trained(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Par
 
 def local_update(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
     """`trained` without checks, which depend on values; this part runs under vmap."""
-    return _client_step(method, method.local_update, down, own, data)
+    with seeded_for(method, "train", data):
+        return _client_step(method, method.local_update, down, own, data)
 
 
 def personalise(
     method: Method, down: Parts, own: Parts, data: Batches, noise: Noise | None = None
 ) -> tuple[Parts, Parts]:
     """Run one client's final personalisation -> (parts to send, its personal parts). Raises as `trained`."""
-    up, new = _client_step(method, method.personalise, down, own, data)
+    with seeded_for(method, "personalise", data):
+        up, new = _client_step(method, method.personalise, down, own, data)
     require_finite(method, data.client, data.round, up, new)
     return sent(method, "personalise", down, up, new, data, noise)
 
@@ -112,12 +116,14 @@ def newcomer(method: Method, client: str, down: Parts, own: Parts, data: Batches
         *({k: p for k, p in o.items() if not update_codec.is_codec_state(k)} for o in (own, drawn))
     ):
         return own
-    return norm.estimated(method, down, method.before_training(down, own), data.x)
+    with seeded_for(method, "newcomer", data):
+        return norm.estimated(method, down, method.before_training(down, own), data.x)
 
 
 def predict(method: Method, down: Parts, own: Parts, x: Tensor) -> Tensor:
     """Personalised logits [N, C] of a client with received parts `down` and personal parts `own`."""
-    return method.predict(merge(norm.restored(down, own), own), x)
+    with _seeded_prediction(method, x):
+        return method.predict(merge(norm.restored(down, own), own), x)
 
 
 def measure(method: Method, down: Parts, own: Parts, data: Batches) -> dict[str, float]:
@@ -126,7 +132,7 @@ def measure(method: Method, down: Parts, own: Parts, data: Batches) -> dict[str,
     """
     if method.privacy.noise_multiplier:
         return {}
-    with torch.no_grad():
+    with torch.no_grad(), seeded_for(method, "measure", data):
         numbers = method.measure(merge(norm.restored(down, own), own), data)
     if undeclared := sorted(numbers.keys() - set(method.measures)):
         raise MethodError(
@@ -138,7 +144,8 @@ def measure(method: Method, down: Parts, own: Parts, data: Batches) -> dict[str,
 
 def predict_global(method: Method, shared: Parts, x: Tensor) -> Tensor:
     """Logits [N, C] of the global model as it would be exported. Raises MethodError for a method without one."""
-    logits = method.predict_global(norm.for_export(shared), x)
+    with _seeded_prediction(method, x):
+        logits = method.predict_global(norm.for_export(shared), x)
     if logits is None:
         raise MethodError(f"{method.title} has no global model")
     return logits
@@ -146,7 +153,8 @@ def predict_global(method: Method, shared: Parts, x: Tensor) -> Tensor:
 
 def exported_features(method: Method, shared: Parts, x: Tensor) -> Tensor:
     """Features of the exported extractor, [N, C, H, W] -> [N, d]."""
-    return method.features(norm.for_export(shared), x)
+    with _seeded_prediction(method, x):
+        return method.features(norm.for_export(shared), x)
 
 
 def paired(current: Parts, candidate: Parts) -> Parts:
@@ -167,6 +175,20 @@ def require_finite(method: Method, client: str, round: int, *trees: Parts) -> No
             f"{method.title}, client {client or '?'}, round {round}: the local update has NaN or Infinity in {broken}",
             consequence="the update was not used (lower the learning rate?)",
         )
+
+
+def seeded_for(method: Method, step: str, data: Batches) -> AbstractContextManager[None]:
+    """Context for a client's step: what networks draw by themselves, such as dropout, follows from run, step, round and client."""
+    if not method.draws:
+        return nullcontext()
+    return seeded(seed_for(data.run, f"draws.{step}", data.round, data.client), data.x.device)
+
+
+def _seeded_prediction(method: Method, x: Tensor) -> AbstractContextManager[None]:
+    """Context for a prediction, a function of parts and samples: a layer that draws in inference, too, draws the same each time."""
+    if not method.draws or torch.compiler.is_compiling():  # an export has no draws
+        return nullcontext()
+    return seeded(0, x.device)
 
 
 def _client_step(method: Method, step: Step, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
