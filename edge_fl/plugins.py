@@ -10,16 +10,19 @@ import linecache
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from edge_fl.errors import InputError, brief, similar
+from edge_fl.errors import EdgeFLError, InputError, RunError, brief, similar
 from edge_fl.files.paths import text
 
 MAIN = "__main__"
 FILE = ".py"
+NOTHING_RUN = "nothing was run"
 INSTALLED = {"site-packages", "dist-packages"}
 """Folders of installed packages."""
 
@@ -133,6 +136,30 @@ def described(error: BaseException) -> str:
     if not (where := own_line(error)):
         return reason
     return f"{where}: {type(error).__name__}{f': {brief(reason)}' if reason else ''}"
+
+
+@contextmanager
+def blaming(what: str, *names: str) -> Iterator[None]:
+    """Raise an error of a user's own code in the block as RunError, which names its file and line; any other error as it is.
+
+    `names` are those of the run's method and model: with one of the user's own, an error elsewhere may follow from what that returned.
+    """
+    try:
+        yield
+    except (EdgeFLError, MemoryError):
+        raise
+    except Exception as error:
+        found = [name for name in names if is_own(name)]
+        if own_line(error):
+            raise RunError(f"{what}: {described(error)}", "the run stopped") from error
+        if not found:
+            raise
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{text(Path(last.filename).name)}:{last.lineno}"
+        raise RunError(
+            f"{what}: {type(error).__name__}: {brief(described(error))} ({place}), probably because of what {' or '.join(found)} returned",
+            "the run stopped",
+        ) from error
 
 
 def own_line(error: BaseException) -> str:

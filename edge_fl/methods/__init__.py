@@ -10,7 +10,7 @@ import torch
 
 from edge_fl import plugins
 from edge_fl.config import MethodSpec
-from edge_fl.errors import MethodError, nearest
+from edge_fl.errors import EdgeFLError, MethodError, nearest
 from edge_fl.learn import tree
 from edge_fl.learn.network.part import Net
 from edge_fl.learn.optimiser import Optimiser, optimiser
@@ -98,7 +98,12 @@ def build(name: str, net: Net, *, epochs: int = 1, optimiser: Optimiser, **optio
     check_hypers(name, options, hypers(name))
     method = find(name)
     own = {key: options.pop(key) for key in hypers_of(method) if key in options}
-    inner = method(net, epochs, optimiser, **own)
+    try:
+        inner = method(net, epochs, optimiser, **own)
+    except Exception as error:
+        if isinstance(error, EdgeFLError) or not plugins.own_line(error):
+            raise
+        raise MethodError(f"method {name!r}: {plugins.described(error)}") from error
     if not name.endswith(_FT):
         return inner
     if not {"extractor", "head"} <= steps.broadcast(inner, steps.start(inner), "").keys():

@@ -11,7 +11,7 @@ from operator import attrgetter
 
 import torch
 
-from edge_fl import heads, metrics, plugins
+from edge_fl import heads, metrics, models, plugins
 from edge_fl.config import MethodSpec
 from edge_fl.console.progress import Watch, unwatched
 from edge_fl.errors import BudgetExhaustedError, ConfigError, GateError
@@ -90,6 +90,7 @@ def torch_device(name: str) -> str:
 
 
 def _build(recipe: Recipe, study: Study | None, spec: MethodSpec, device: str) -> RunSetup:
+    models.require_usable(spec.model, spec.input)
     method = build_method(spec)
     method.net.to(device)
     if study:
@@ -161,8 +162,15 @@ def execute(
 ) -> RunResult:
     """Run all rounds of the recipe on the clients, then the final personalisation.
 
-    Raises RunError as `rounds.run`, and BudgetExhaustedError when not even one round was possible.
+    Raises RunError as `rounds.run` and for an error in a user's own code, and BudgetExhaustedError when not even one round was possible.
     """
+    with plugins.blaming(setup.method.title, setup.spec.method.name, setup.spec.model.name):
+        return _execute(setup, clients, hooks, watch, resumed)
+
+
+def _execute(
+    setup: RunSetup, clients: Clients, hooks: RunHooks, watch: Watch, resumed: Checkpoint | None
+) -> RunResult:
     method = setup.method
     hooks = CombinedHooks(hooks, *_measuring(setup))
     if resumed:
