@@ -166,8 +166,19 @@ def simulate(
     print_status(f"results: {results.path}; report: {written}")
     print_status(f"next: edge-fl plots {results.path}")
     if not facts.has_baseline(found.groups):
-        data = f"--datasets {chosen.data.dataset} --clients {chosen.data.clients} --rounds {chosen.rounds}"
-        print_status(f"with baselines: edge-fl compare --methods {chosen.method.name} {data}")
+        settings = results.path / "config.toml"  # all of the run's, whichever option or recipe they come from
+        out = results.path.with_name(f"compare-{results.id}")
+        command = [
+            "edge-fl",
+            "compare",
+            "--methods",
+            chosen.method.name,
+            "--recipe",
+            text(settings),
+            "--out",
+            text(out),
+        ]
+        print_status(f"with baselines: {shlex.join(command)}")
     if outcome.exhausted:
         raise outcome.exhausted
 
