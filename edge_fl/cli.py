@@ -264,10 +264,12 @@ def _reasons(app: App) -> str:
 
 
 def _bug(error: BaseException) -> str:
-    """Write the traceback of an unexpected error to a file and describe both in one line."""
+    """Write the traceback of an unexpected error to a file and describe both in one line; a user's own code is named."""
     import hashlib
     import tempfile
     import traceback
+
+    from edge_fl import plugins
 
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{paths.text(Path(frames[-1].filename).name)}:{frames[-1].lineno}"
@@ -282,8 +284,13 @@ def _bug(error: BaseException) -> str:
             (path := folder / f"traceback-{place}.txt").write_text(lines, "utf-8")
         except OSError:
             continue
-        return f"unexpected {type(error).__name__}: {error} ({where}); this is a bug, its traceback is in {paths.text(path)}"
-    return f"unexpected {type(error).__name__}: {error} ({where}); this is a bug, its traceback could not be saved"
+        kept = f"is in {paths.text(path)}"
+        break
+    else:
+        kept = "could not be saved"
+    if plugins.own_line(error):
+        return f"{plugins.described(error)}; this is code of your own, its traceback {kept}"
+    return f"unexpected {type(error).__name__}: {error} ({where}); this is a bug, its traceback {kept}"
 
 
 def cache_folder() -> Path:

@@ -223,7 +223,7 @@ class Failure(StrEnum):
         "bad_spec",
         "computation",
         "this version cannot build the method that was requested",
-        "update the agent",
+        "update the agent, or install the package of a method or model of your own",
     )
     UNSUPPORTED_TIER = states(
         "unsupported_tier", "computation", "it does not belong to the tier of this device", final=True

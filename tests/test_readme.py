@@ -180,6 +180,13 @@ def test_user_method_trains_and_its_hyper_parameters_are_checked(package: Path) 
     assert "step = 2, expected 0 to 1" in done.stderr
 
 
+def test_user_method_needs_no_registration_and_a_script_may_hold_it(package: Path) -> None:
+    done = run(package, *EDGE_FL, "simulate", "--method", "gentle:Gentle:step=0.2", *SMALL)
+    assert done.returncode == 0, done.stderr
+    done = run(package, sys.executable, "head_first.py")
+    assert done.returncode == 0 and "'method': '__main__:HeadFirst'" in done.stdout, done.stderr
+
+
 def test_missing_imagenet_weights_are_named_with_their_folder(package: Path) -> None:
     done = run(package, *EDGE_FL, "simulate", *SMALL, "--model", "torchvision:resnet18")
     assert done.returncode == 4

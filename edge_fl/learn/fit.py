@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from edge_fl.learn import tree
-from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.batches import Batch, Batches, as_tensor
 from edge_fl.learn.network import stacks
 from edge_fl.learn.network.chain import BoundLayer
 from edge_fl.learn.network.masked_norm import padding
@@ -86,7 +86,7 @@ def scan(
         else:  # a client without a batch here keeps its carry; copied first, because steps change tensors in place
             before = tree.clone(carry)
             carry = tree.where(batch.active, step(carry, batch), before)
-    return tree.map(lambda t: t.detach().contiguous(), carry)
+    return tree.map(lambda t: as_tensor(t.detach()), carry)
 
 
 def descend(loss: Loss, params: P, state: Any, batch: Batch, optimiser: Optimiser) -> tuple[P, Any]:

@@ -1,4 +1,7 @@
-"""The methods by name, one file each. To add one: a file, and its class in METHODS. The suffix `+ft` adds fine-tuning."""
+"""The methods by name, one file each. To add one: a file, and its class in METHODS. The suffix `+ft` adds fine-tuning.
+
+A method outside this package is registered as an entry point, or named `package.module:Class` or `folder/module.py:Class`.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -7,14 +10,14 @@ import torch
 
 from edge_fl import plugins
 from edge_fl.config import MethodSpec
-from edge_fl.errors import MethodError, nearest
+from edge_fl.errors import EdgeFLError, MethodError, nearest
 from edge_fl.learn import tree
 from edge_fl.learn.network.part import Net
 from edge_fl.learn.optimiser import Optimiser, optimiser
 from edge_fl.methods.apfl import APFL
 from edge_fl.methods.class_statistics import ClassStatistics
 from edge_fl.methods.contract import steps, update_codec
-from edge_fl.methods.contract.method import Hyper, Method, check_hypers, hypers_of
+from edge_fl.methods.contract.method import Hyper, Method, check_hypers, hypers_of, require_method
 from edge_fl.methods.ditto import Ditto
 from edge_fl.methods.dualfed import DualFed
 from edge_fl.methods.fedala import FedALA
@@ -76,15 +79,18 @@ def names() -> list[str]:
 
 
 def find(name: str) -> type[Method]:
-    """The class of a name without `+ft`, from METHODS or the entry point group `edge_fl.methods`. Raises MethodError."""
+    """The class of a name without `+ft`: of METHODS, of the entry point group `edge_fl.methods`, or of a module. Raises MethodError."""
     base = name.removesuffix(_FT)
     if name == PRETRAINED:
         return Pretrained
     if base in METHODS:
         return METHODS[base]
-    if found := plugins.registered(ENTRY_POINTS, base, "method", MethodError):
-        return found  # type: ignore[no-any-return]
-    raise MethodError(f"method {name!r}: unknown{nearest(name, names())}")
+    if plugins.is_own(base):
+        found = plugins.imported(base, "method", MethodError)
+    elif not (found := plugins.registered(ENTRY_POINTS, base, "method", MethodError)):
+        raise MethodError(f"method {name!r}: unknown{nearest(name, names())}")
+    require_method(found, name)
+    return found  # type: ignore[no-any-return]
 
 
 def hypers(name: str) -> dict[str, tuple[Any, Hyper]]:
@@ -97,7 +103,12 @@ def build(name: str, net: Net, *, epochs: int = 1, optimiser: Optimiser, **optio
     check_hypers(name, options, hypers(name))
     method = find(name)
     own = {key: options.pop(key) for key in hypers_of(method) if key in options}
-    inner = method(net, epochs, optimiser, **own)
+    try:
+        inner = method(net, epochs, optimiser, **own)
+    except Exception as error:
+        if isinstance(error, EdgeFLError) or not plugins.own_line(error):
+            raise
+        raise MethodError(f"method {name!r}: {plugins.described(error)}") from error
     if not name.endswith(_FT):
         return inner
     if not {"extractor", "head"} <= steps.broadcast(inner, steps.start(inner), "").keys():

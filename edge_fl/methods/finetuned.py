@@ -76,6 +76,10 @@ class FineTuned(Method):
             )
 
     @property
+    def draws(self) -> bool:
+        return self.inner.draws
+
+    @property
     def least_steps(self) -> int:
         """`ft_steps`, 0 without epochs."""
         return self.ft_steps if self.ft_epochs else 0

@@ -15,9 +15,10 @@ from edge_fl import plugins
 from edge_fl.config import ModelConfig
 from edge_fl.errors import MethodError, brief, nearest
 from edge_fl.inputs import InputSpec
-from edge_fl.learn.network.part import Net, building, linear_head
+from edge_fl.learn.network.part import Net, linear_head
+from edge_fl.learn.random import seeded
 from edge_fl.modalities import ABOUT
-from edge_fl.models import audio, backbones, cnn, frozen, kernels, mobilenet, resnet, series, weights
+from edge_fl.models import audio, backbones, cnn, frozen, kernels, mobilenet, own, resnet, series, weights
 from edge_fl.models.frozen import Frozen
 from edge_fl.models.normalise import Normalised
 
@@ -48,7 +49,7 @@ def build_net(model: ModelConfig, input: InputSpec, classes: int, seed: int = 0)
     def extractor() -> nn.Module:
         return Normalised(_build(model, input), input)
 
-    with building():
+    with seeded(0):
         feature_dim = extractor().feature_dim
     net = Net(input, classes, feature_dim, seed).with_part("extractor", extractor)  # type: ignore[arg-type]
     return net.with_part("head", lambda: linear_head(net))
@@ -69,6 +70,14 @@ def with_pinned_weights(model: ModelConfig) -> ModelConfig:
     path = weights.locate(model.name, model.weights, backbone and backbone.source)
     train = "none" if model.name in FIXED else model.train
     return msgspec.structs.replace(model, weights=weights.pinned(model.weights, path), train=train)
+
+
+def require_usable(model: ModelConfig, input: InputSpec) -> None:
+    """Try a model of the user's own before a run, without effect for another one. Raises MethodError for one that no run could use."""
+    if plugins.is_own(model.name) and not backbones.is_backbone(model.name):
+        with seeded(0):
+            module = _own(model, input)
+        own.require_usable(module, model.name, input, trained=model.train == "all")
 
 
 def _build(model: ModelConfig, input: InputSpec) -> nn.Module:
@@ -93,18 +102,37 @@ def _own(model: ModelConfig, input: InputSpec) -> nn.Module:
             raise MethodError(
                 f"model {model.name}: unknown option {option!r}{nearest(option, list(known)[1:])}"
             )
-    module = build(input, **model.options)
-    if not isinstance(getattr(module, "feature_dim", None), int):
-        raise MethodError(f"model {model.name}: expected a torch module with an int attribute feature_dim")
+    module = _called(build, model, input) if plugins.is_own(model.name) else build(input, **model.options)
+    if not (isinstance(module, nn.Module) and isinstance(getattr(module, "feature_dim", None), int)):
+        found = getattr(module, "feature_dim", None) if isinstance(module, nn.Module) else module
+        came = f"feature_dim = {brief(found)}" if isinstance(module, nn.Module) else type(module).__name__
+        raise MethodError(
+            f"model {model.name}: {came}, expected a torch module with an int attribute feature_dim"
+        )
     if path := weights.locate(model.name, model.weights, None):
         weights.load(module, weights.read(path), path, model.name)
-    return module  # type: ignore[no-any-return]
+    return module
+
+
+def _called(build: Callable[..., Any], model: ModelConfig, input: InputSpec) -> Any:
+    """The module of the user's own function or class. Raises MethodError, which names the line of an error in it."""
+    try:
+        return build(input, **model.options)
+    except MethodError:
+        raise
+    except Exception as error:
+        size = "x".join(map(str, input.shape))
+        called = ", ".join(["input", *model.options])
+        where = "" if plugins.own_line(error) else f", called with ({called})"
+        raise MethodError(
+            f"model {model.name} for {ABOUT[input.kind].samples} {size}: {plugins.described(error)}{where}"
+        ) from error
 
 
 def _find(name: str) -> Callable[..., Any]:
     if name in MODELS:
         return MODELS[name]
-    if ":" not in name:
+    if not plugins.is_own(name):
         raise MethodError(f"model {name!r}: unknown{nearest(name, [*MODELS, *backbones.NAMES])}")
     found = plugins.imported(name, "model", MethodError)
     if not callable(found):

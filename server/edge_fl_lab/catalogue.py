@@ -80,11 +80,11 @@ def describe(name: str, model: str = "cnn2") -> str:
 
 def facts(name: str, model: str = "cnn2") -> dict[str, Any]:
     """A method's row and everything else that `describe` says, for JSON."""
-    method = sample(name, model)
+    method, found = sample(name, model), find(name)
     return {
         **_row(name, method),
         "title": method.title,
-        "description": inspect.getdoc(inspect.getmodule(find(name))) or "",
+        "description": inspect.getdoc(inspect.getmodule(found)) or inspect.cleandoc(found.__doc__ or ""),
         "batch_norm": method.batch_norm.value,
         "bytes_down": size_bytes(steps.broadcast(method, steps.start(method), "c000")),
         "model": model,

@@ -122,16 +122,39 @@ def test_a_command_may_choose_its_exit_code() -> None:
 def test_a_bug_is_one_line_and_its_traceback_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    app = app_with(raising(ZeroDivisionError("1/0,\nreally")))
+    app = app_with(written_in(Path(cli.__file__).with_name("division.py")))
     assert cli._run(app, ["go"]) == 1
     line = capsys.readouterr().err
     found = re.fullmatch(
-        r"edge-fl: unexpected ZeroDivisionError: 1/0, really \(test_cli\.py:\d+\); this is a bug, its traceback is in (\S+)\n",
+        r"edge-fl: unexpected ZeroDivisionError: 1/0, really \(division\.py:2\); this is a bug, its traceback is in (\S+)\n",
         line,
     )
     assert found, line
     assert Path(found[1]).parent == tmp_path / "edge-fl"
     assert "Traceback (most recent call last)" in Path(found[1]).read_text()
+
+
+def written_in(file: Path) -> Callable[[], None]:
+    """A command as if it were code of this file."""
+    defined: dict[str, Any] = {}
+    code = "def go():\n    raise ZeroDivisionError('1/0,\\nreally')\n"
+    exec(compile(code, str(file), "exec"), defined)
+    return defined["go"]  # type: ignore[no-any-return]
+
+
+def test_an_error_in_a_user_s_own_code_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gentle.py").write_text("\n    return here\n")
+    for file in (Path("gentle.py"), tmp_path / "gentle.py", Path("../elsewhere/gentle.py")):
+        assert cli._run(app_with(written_in(file.absolute())), ["go"]) == 1
+        said = capsys.readouterr().err
+        assert "gentle.py:2" in said and "ZeroDivisionError: 1/0, really; this is code of your own" in said
+        assert ('gentle.py:2, "return here"' in said) == (file.parent.name != "elsewhere")
+    for file in (Path(re.__file__), tmp_path / "site-packages/other.py", Path("<string>")):
+        assert cli._run(app_with(written_in(file)), ["go"]) == 1
+        assert "this is a bug" in capsys.readouterr().err
 
 
 def test_an_argument_that_is_not_utf8_where_text_is_stored_is_bad_input(
@@ -278,12 +301,14 @@ def test_a_missing_extra_is_named(package: str, code: str, extra: str) -> None:
     assert child.returncode == 1
 
 
-def test_a_missing_module_of_no_extra_is_a_bug(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_module_of_no_extra_is_of_the_code_that_imports_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def command() -> None:
         import no_such_module_as_this  # type: ignore[import-not-found]  # noqa: F401
 
     assert cli._run(app_with(command), ["go"]) == 1
-    assert "this is a bug" in capsys.readouterr().err
+    assert "No module named 'no_such_module_as_this'; this is code of your own" in capsys.readouterr().err
 
 
 ROWS = [

@@ -1,11 +1,14 @@
 """`edge-fl simulate`: resumed runs, split files, options of another model or method, and the engine in results and report."""
 
 import json
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -229,3 +232,67 @@ def test_stdout_is_for_results_alone(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert cli.main(["--quiet", *command]) == 0
     quiet = capsys.readouterr()
     assert json.loads(quiet.out) and quiet.err == ""
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_printed_comparison_is_of_the_same_setting(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (folder / "ours.py").write_text(OURS)
+    (folder / "base.toml").write_text('[data]\npartition = "pathological"\nclasses_per_client = 3\n')
+    (folder / "data sets").mkdir()
+    rng = np.random.default_rng(0)
+    y = rng.permutation(np.arange(240) % 4)
+    x = (rng.integers(0, 120, (240, 1, 8, 8)) + 30 * y[:, None, None, None]).astype(np.uint8)
+    np.savez(folder / "data sets" / "squares.npz", x=x, y=y)
+    given = ["--recipe", "base.toml", "--data-dir", "data sets", "--dataset", "squares", "--clients", "4"]
+    given += ["--rounds", "3", "--model", "ours:Flat", "--set", "model.options={width=6}", "--set", "seed=5"]
+    given += ["--set", "method.optimiser.lr=0.02", "--scale", "0.7", "--method", "ours:Ours:step=0.75"]
+    assert cli.main(["simulate", *given]) == 0
+    if resumed:  # a run that ended before its first round
+        (run,) = Path("runs").iterdir()
+        shutil.rmtree(run / "checkpoints")
+        capsys.readouterr()
+        assert cli.main(["simulate", "--resume", str(run)]) == 0
+    (hint,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("with baselines: ")]
+    (run,) = Path("runs").iterdir()
+    command = shlex.split(hint.removeprefix("with baselines: "))
+    assert command[0] == "edge-fl" and cli.main([*command[1:], "--seeds", "1"]) == 0
+    cells = [json.loads(file.read_text()) for file in Path(command[-1]).glob("cells/*.json")]
+    assert {cell["label"] for cell in cells} == {"ours:Ours", "local", "fedavg", "fedavg+ft"}
+    (cell,) = [cell for cell in cells if cell["label"] == "ours:Ours"]
+    found = Results.open(run)
+    assert cell["recipe"]["method"]["options"] == {"step": 0.75}
+    assert cell["recipe"]["data"] == json.loads(msgspec.json.encode(found.recipe().data))
+    last = json.loads((run / "round_metrics.jsonl").read_text().splitlines()[-1])
+    assert (
+        last["final"]
+        and cell["last"]["personal.test_acc.after"] == last["metrics"]["personal.test_acc.after"]
+    )
+
+
+OURS = """
+from dataclasses import dataclass
+from torch import nn
+from edge_fl.methods.contract.method import SHARED_MODEL, Method, hyper
+
+@dataclass(frozen=True)
+class Ours(Method):
+    step: float = hyper(0.5, "share of the step", low=0, high=1)
+    title, citation, family = "Ours", "ours", "global model"
+    parts = SHARED_MODEL
+
+    def local_update(self, down, own, data):
+        new = self.train(self.loss, down, data)
+        return {p: {k: down[p][k] + self.step * (t - down[p][k]) for k, t in new[p].items()} for p in new}, own
+
+class Flat(nn.Module):
+    def __init__(self, input, width=4):
+        super().__init__()
+        self.feature_dim = width
+        self.body = nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(input.height * input.width, width), nn.ReLU())
+
+    def forward(self, x):
+        return self.body(x)
+"""

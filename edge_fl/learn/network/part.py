@@ -6,7 +6,6 @@ updates the buffers inside `params`), `part.frozen(params, x)` with inference be
 
 import copy
 import operator
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,18 +19,9 @@ from edge_fl.inputs import InputSpec
 from edge_fl.learn.network import precision
 from edge_fl.learn.network.chain import layers_of
 from edge_fl.learn.network.masked_norm import respect_padding
+from edge_fl.learn.random import may_draw, seeded
 from edge_fl.learn.tree import BUFFER, Params, parameters
 from edge_fl.seeds import seed_for
-
-_building = threading.Lock()
-
-
-@contextmanager
-def building(seed: int = 0) -> Iterator[None]:
-    """Context for building modules, one at a time: torch draws initial values from one generator that all threads share."""
-    with _building, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
 
 
 class Part:
@@ -40,6 +30,7 @@ class Part:
     norm: the names of its BatchNorm tensors; norm_statistics: those of running statistics only.
     chain: its layers if it is a plain chain (`edge_fl.learn.network.chain`), else None.
     layers: the names of each layer's tensors, first layer first; BatchNorm belongs to the layer before it.
+    draws: whether a call may draw from torch's global generators; callers seed these (`edge_fl.learn.random.seeded`).
     """
 
     def __init__(self, name: str, build: Callable[[], nn.Module], seed: int) -> None:
@@ -53,6 +44,7 @@ class Part:
         self.chain = layers_of(module)
         self.layers = _layers(module)
         self._known: list[tuple[Tensor, list[Tensor], Tensor]] | None = None
+        self.draws = may_draw(module)
 
     def init(self, salt: str = "") -> Params:
         """Initial parameters and buffers, determined by seed and `salt` (a client's id where clients start differently)."""
@@ -106,7 +98,7 @@ class Part:
                 place[key] = tensor
 
     def _fresh(self, salt: str = "") -> nn.Module:
-        with building(seed_for(self._seed, f"init.{self.name}", client=salt)):
+        with seeded(seed_for(self._seed, f"init.{self.name}", client=salt)):
             module = self.build()
         return module.requires_grad_(False)
 

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from edge_fl.config import CompressionConfig, OptimiserConfig, Option, PrivacyConfig
-from edge_fl.errors import MethodError, nearest
+from edge_fl.errors import MethodError, brief, nearest
 from edge_fl.heads.plan import HeadUpdateKind, Way
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import PROTOTYPES, Update, no_prototypes, only_owned, weighted_mean
@@ -109,6 +109,30 @@ class BatchNorm(Enum):
     SYNC = "sync"
     LOCAL_STATS = "local_stats"
     LOCAL_BN = "local_bn"
+
+
+def require_method(found: Any, name: str) -> None:
+    """Raise MethodError for what is not a method: a frozen dataclass, a subclass of `Method`, with what a method declares."""
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        what = f"a class ({found.__name__})" if isinstance(found, type) else type(found).__name__
+        raise MethodError(
+            f"method {name!r}: {what}, expected a subclass of edge_fl.methods.contract.method.Method"
+        )
+    if "__dataclass_params__" not in vars(found):
+        raise MethodError(
+            f"method {name!r}: no dataclass, expected @dataclass(frozen=True) above class {found.__name__}"
+        )
+    missing = [key for key in ("title", "citation", "family", "parts") if not hasattr(found, key)]
+    if missing:
+        raise MethodError(
+            f"method {name!r}: class {found.__name__} has no {', '.join(missing)}; expected them as in docs/your-own.md"
+        )
+    if not (
+        isinstance(found.parts, Mapping) and all(isinstance(spec, PartSpec) for spec in found.parts.values())
+    ):
+        raise MethodError(
+            f"method {name!r}: parts = {brief(found.parts)}, expected a dict of a part's name -> shared(...) or personal(...)"
+        )
 
 
 @dataclass(frozen=True)
@@ -305,6 +329,12 @@ class Method:
         return (
             bool(sent) and alike and not self.trains_everyone and all(name in self.net.parts for name in sent)
         )
+
+    @property
+    def draws(self) -> bool:
+        """Whether a step may draw from torch's global generators: a network may (`Part.draws`), or it is a user's own method."""
+        own = type(self).__module__.partition(".")[0] != "edge_fl"
+        return own or any(part.draws for part in self.net.parts.values())
 
     def head_updates(self) -> Mapping[str, HeadUpdateKind]:
         """Head updates that head-only devices may send; none under privacy, because only full devices add noise."""

@@ -4,7 +4,9 @@ No other code calls a method's `local_update` or `aggregate`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +18,13 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.aggregation.screening import Screen
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.codec.differential_privacy import Noise
+from edge_fl.learn.random import seeded
 from edge_fl.learn.tree import Parts, first_not_finite, merge
 from edge_fl.methods.contract import norm, update_codec
 from edge_fl.methods.contract.method import BatchNorm, Method
 from edge_fl.seeds import seed_for
 
+STOPPED = "the run stopped"
 CURRENT = "current."  # prefix of the current parts in the broadcast of a comparison
 Step = Callable[[Parts, Parts, Batches], tuple[Parts, Parts]]  # (down, own, data) -> (up, own)
 
@@ -53,14 +57,16 @@ def trained(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Par
 
 def local_update(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
     """`trained` without checks, which depend on values; this part runs under vmap."""
-    return _client_step(method, method.local_update, down, own, data)
+    with seeded_for(method, "train", data):
+        return _client_step(method, method.local_update, down, own, data)
 
 
 def personalise(
     method: Method, down: Parts, own: Parts, data: Batches, noise: Noise | None = None
 ) -> tuple[Parts, Parts]:
     """Run one client's final personalisation -> (parts to send, its personal parts). Raises as `trained`."""
-    up, new = _client_step(method, method.personalise, down, own, data)
+    with seeded_for(method, "personalise", data):
+        up, new = _client_step(method, method.personalise, down, own, data)
     require_finite(method, data.client, data.round, up, new)
     return sent(method, "personalise", down, up, new, data, noise)
 
@@ -93,6 +99,11 @@ def aggregate(method: Method, shared: Parts, updates: Iterable[Update]) -> Parts
     """Aggregate one round's updates, in ascending client id."""
     exports = norm.ExportMean()
     aggregated = method.aggregate(shared, exports.extract(updates, uniform=method.uniform))
+    if not isinstance(aggregated, Mapping):
+        raise MethodError(
+            f"{method.title}: aggregate returned {_kind(aggregated)}, expected a dict of a part's name -> dict of tensors",
+            STOPPED,
+        )
     return {**aggregated, **exports.value()}
 
 
@@ -112,12 +123,14 @@ def newcomer(method: Method, client: str, down: Parts, own: Parts, data: Batches
         *({k: p for k, p in o.items() if not update_codec.is_codec_state(k)} for o in (own, drawn))
     ):
         return own
-    return norm.estimated(method, down, method.before_training(down, own), data.x)
+    with seeded_for(method, "newcomer", data):
+        return norm.estimated(method, down, method.before_training(down, own), data.x)
 
 
 def predict(method: Method, down: Parts, own: Parts, x: Tensor) -> Tensor:
     """Personalised logits [N, C] of a client with received parts `down` and personal parts `own`."""
-    return method.predict(merge(norm.restored(down, own), own), x)
+    with _seeded_prediction(method, x):
+        return _logits(method, method.predict(merge(norm.restored(down, own), own), x), x)
 
 
 def measure(method: Method, down: Parts, own: Parts, data: Batches) -> dict[str, float]:
@@ -126,7 +139,7 @@ def measure(method: Method, down: Parts, own: Parts, data: Batches) -> dict[str,
     """
     if method.privacy.noise_multiplier:
         return {}
-    with torch.no_grad():
+    with torch.no_grad(), seeded_for(method, "measure", data):
         numbers = method.measure(merge(norm.restored(down, own), own), data)
     if undeclared := sorted(numbers.keys() - set(method.measures)):
         raise MethodError(
@@ -138,15 +151,17 @@ def measure(method: Method, down: Parts, own: Parts, data: Batches) -> dict[str,
 
 def predict_global(method: Method, shared: Parts, x: Tensor) -> Tensor:
     """Logits [N, C] of the global model as it would be exported. Raises MethodError for a method without one."""
-    logits = method.predict_global(norm.for_export(shared), x)
+    with _seeded_prediction(method, x):
+        logits = method.predict_global(norm.for_export(shared), x)
     if logits is None:
         raise MethodError(f"{method.title} has no global model")
-    return logits
+    return _logits(method, logits, x)
 
 
 def exported_features(method: Method, shared: Parts, x: Tensor) -> Tensor:
     """Features of the exported extractor, [N, C, H, W] -> [N, d]."""
-    return method.features(norm.for_export(shared), x)
+    with _seeded_prediction(method, x):
+        return method.features(norm.for_export(shared), x)
 
 
 def paired(current: Parts, candidate: Parts) -> Parts:
@@ -169,8 +184,69 @@ def require_finite(method: Method, client: str, round: int, *trees: Parts) -> No
         )
 
 
+def seeded_for(method: Method, step: str, data: Batches) -> AbstractContextManager[None]:
+    """Context for a client's step: what networks draw by themselves, such as dropout, follows from run, step, round and client."""
+    if not method.draws:
+        return nullcontext()
+    return seeded(seed_for(data.run, f"draws.{step}", data.round, data.client), data.x.device)
+
+
+def _seeded_prediction(method: Method, x: Tensor) -> AbstractContextManager[None]:
+    """Context for a prediction, a function of parts and samples: a layer that draws in inference, too, draws the same each time."""
+    if not method.draws or torch.compiler.is_compiling():  # an export has no draws
+        return nullcontext()
+    return seeded(0, x.device)
+
+
 def _client_step(method: Method, step: Step, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+    """(up, own) of a step. Raises MethodError for a result of another form."""
     kept = {k: p for k, p in own.items() if k.endswith(norm.OWN) or update_codec.is_codec_state(k)}
-    up, new = step(norm.restored(down, own), {k: p for k, p in own.items() if k not in kept}, data)
+    result = step(norm.restored(down, own), {k: p for k, p in own.items() if k not in kept}, data)
+    if wrong := _wrong_result(method, step, result):
+        raise MethodError(
+            f"{method.title}: {getattr(step, '__name__', 'a step')} returned {wrong}", "the run stopped"
+        )
+    up, new = result
     up, own_norm = norm.separated(method, up)
     return up, {**kept, **new, **own_norm}
+
+
+def _wrong_result(method: Method, step: Step, result: Any) -> str:
+    """What is wrong with the result of a client's step, and what was expected; empty if nothing is."""
+    form = "expected (up, own): two dicts of a part's name -> dict of tensors"
+    if not (isinstance(result, tuple) and len(result) == 2):
+        return f"{_kind(result)}, {form}"
+    for half in result:
+        if not isinstance(half, Mapping):
+            return f"({', '.join(map(_kind, result))}), {form}"
+        for name, params in half.items():
+            if not (isinstance(params, Mapping) and all(isinstance(t, Tensor) for t in params.values())):
+                return f"{_kind(params)} as part {name!r}, {form}"
+    up, new = result
+    if unknown := sorted(up.keys() - method.parts.keys()):
+        return f"the part {unknown[0]!r}, expected parts that it declares: {', '.join(method.parts)}"
+    averaged = type(method).aggregate is Method.aggregate and step == method.local_update
+    if averaged and (missing := [name for name in method.sent() if name not in up]):
+        return f"no part {missing[0]!r}, expected all that are averaged: {', '.join(method.sent())}"
+    personal = [name for name, spec in method.parts.items() if not spec.travels]
+    if missing := [name for name in personal if name not in new]:
+        return f"no personal part {missing[0]!r}, expected all that it declares: {', '.join(personal)}"
+    return ""
+
+
+def _logits(method: Method, found: Any, x: Tensor) -> Tensor:
+    """Logits [N, C] of the samples x [N, ...]. Raises MethodError for anything else."""
+    expected = (len(x), method.net.classes)
+    if not isinstance(found, Tensor) or found.shape != expected:
+        came = [*found.shape] if isinstance(found, Tensor) else _kind(found)
+        raise MethodError(
+            f"{method.title}: a prediction is {came}, expected logits {[*expected]}, [samples, classes]",
+            STOPPED,
+        )
+    return found
+
+
+def _kind(found: Any) -> str:
+    return (
+        f"{type(found).__name__} of {len(found)}" if isinstance(found, tuple | list) else type(found).__name__
+    )

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
+from edge_fl import plugins
 from edge_fl.console.output import Format, print_status, show_json, show_paths, show_table, show_text
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError
@@ -64,7 +65,7 @@ def list_methods(format: FormatOption = Format.TABLE) -> None:
 
 
 def show_method(
-    name: Annotated[str, argument("METHOD", "A method of 'edge-fl methods list'.")],
+    name: Annotated[str, argument("METHOD", "A method of 'edge-fl methods list', or package.module:Class.")],
     model: Annotated[
         str, option("--model MODEL", "Model of 'edge-fl models list', for which bytes are counted.", TRAINING)
     ] = "cnn2",
@@ -76,6 +77,7 @@ def show_method(
     """Show one method: hyper-parameters with range and source, shared parts, bytes per round, deviations from the paper."""
     from edge_fl_lab import catalogue
 
+    plugins.allow_working_folder()
     if egress:
         print(catalogue.egress_json(name))
     elif format is Format.JSON:

@@ -18,7 +18,8 @@ def compare(
         str,
         option(
             "--methods METHODS",
-            "Methods, comma-separated, with options after ':' (fedcrc:tau=0.9, fedavg:compression.kind=int8), or 'all'.",
+            "Methods, comma-separated, with options after ':' (fedcrc:tau=0.9, fedavg:compression.kind=int8), or 'all'; also"
+            " package.module:Class.",
             TRAINING,
         ),
     ] = "",
@@ -96,8 +97,8 @@ def compare(
         raise InputError("--against-paper: needs --recipe, and neither --datasets nor --partitions")
     if not tune and (tune_trials or tune_values):
         raise InputError("--tune-trials, --tune-values: only with --tune")
-    grids = tuning.parse_grids(tune_values or [])
     plugins.allow_working_folder()
+    grids = tuning.parse_grids(tune_values or [])
     base = recipe.applied(recipe.base("compare"), recipe.changes(), "compare")
     if not (methods or recipe.recipe):
         raise InputError("compare: no methods, expected --methods or --recipe")

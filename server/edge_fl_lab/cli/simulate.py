@@ -95,7 +95,14 @@ def simulated(recipe: Recipe, command: str) -> Recipe:
 
 
 def simulate(
-    method: Annotated[str, option("--method METHOD", "Method of 'edge-fl methods list'.", TRAINING)] = "",
+    method: Annotated[
+        str,
+        option(
+            "--method METHOD",
+            "Method of 'edge-fl methods list', or package.module:Class, with options after ':' (fedcrc:tau=0.9).",
+            TRAINING,
+        ),
+    ] = "",
     dataset: Annotated[
         str, option("--dataset DATASET", "Dataset, by name, such as digits or fashion-mnist.", DATA)
     ] = "",
@@ -117,6 +124,7 @@ def simulate(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Train a federation in this process, without a broker, and print its accuracies: global, before and after personalisation."""
+    from edge_fl_lab.compare import grid
     from edge_fl_lab.recipe_changes import with_method
     from edge_fl_server.orchestrate import run
     from edge_fl_server.runs import round_metrics
@@ -134,7 +142,9 @@ def simulate(
         base = simulated(Results.open(resumed).recipe(), "simulate --resume")
     else:
         base = recipe.base("simulate")
-    base = with_method(base, method) if method else base
+    if method:
+        base = with_method(base, *grid.parse_method(method))
+        changes = [*grid.parse_settings(method), *changes]
     chosen = recipe.applied(base, changes, "simulate")
     if save_split:
         studies.prepare(chosen).split.write_csv(save_split)
@@ -156,8 +166,19 @@ def simulate(
     print_status(f"results: {results.path}; report: {written}")
     print_status(f"next: edge-fl plots {results.path}")
     if not facts.has_baseline(found.groups):
-        data = f"--datasets {chosen.data.dataset} --clients {chosen.data.clients} --rounds {chosen.rounds}"
-        print_status(f"with baselines: edge-fl compare --methods {chosen.method.name} {data}")
+        settings = results.path / "config.toml"  # all of the run's, whichever option or recipe they come from
+        out = results.path.with_name(f"compare-{results.id}")
+        command = [
+            "edge-fl",
+            "compare",
+            "--methods",
+            chosen.method.name,
+            "--recipe",
+            text(settings),
+            "--out",
+            text(out),
+        ]
+        print_status(f"with baselines: {shlex.join(command)}")
     if outcome.exhausted:
         raise outcome.exhausted
 

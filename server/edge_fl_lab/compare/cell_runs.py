@@ -27,7 +27,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # c
 
 import edge_fl
 import edge_fl_server
-from edge_fl import heads, methods, metrics, models
+from edge_fl import heads, methods, metrics, models, plugins
 from edge_fl.config import ModelConfig
 from edge_fl.console.progress import Watch, unwatched
 from edge_fl.data import datasets
@@ -41,6 +41,7 @@ from edge_fl.methods.finetuned import FineTuned
 from edge_fl.metrics import Summary, summarise_reports
 from edge_fl.models import backbones, frozen
 from edge_fl.untrusted import NOT_JSON
+from edge_fl_lab.compare import main_source
 from edge_fl_lab.compare.grid import Cell
 from edge_fl_lab.features import FeatureProbe, probe
 from edge_fl_server.orchestrate import execution
@@ -324,8 +325,8 @@ def inputs_of(study: Study) -> dict[str, str]:
     return {
         f"data of {study.dataset.name}": _data(study.dataset),
         f"split of {study.dataset.name}": study.split.fingerprint(),
-        f"source of method {method}": _source(found.__module__, *tuning),
-        f"source of model {model}": _source(*_modules_of_model(recipe.model)),
+        f"source of method {method}": _source_now(found.__module__, *tuning),
+        f"source of model {model}": _source_now(*_modules_of_model(recipe.model)),
         **({f"weights of model {model}": study.spec.model.weights} if study.spec.model.weights else {}),
         **{f"source of head {name}": _source(heads.resolve(name).__module__) for name in recipe.heads},
         "source of edge_fl": _framework(),
@@ -344,6 +345,13 @@ def changed_inputs(stored: Mapping[str, str], today: Mapping[str, str]) -> list[
 @lru_cache(maxsize=1)
 def _data(dataset: Dataset) -> str:
     return dataset.fingerprint()
+
+
+def _source_now(*names: str) -> str:
+    """As `_source`; a notebook's code in memory changes, so it is read each time."""
+    if plugins.MAIN not in names:
+        return _source(*names)
+    return _hash(_imported(names).values(), main_source.cells())
 
 
 # Cached: code in memory does not change when its file does, so one process has one hash per source.
@@ -381,8 +389,8 @@ def _modules_of_model(model: ModelConfig) -> tuple[str, ...]:
     trained = () if model.train == "all" else (frozen.__name__,)
     if backbones.is_backbone(model.name):
         return backbones.__name__, *trained
-    own, colon, _ = model.name.partition(":")
-    return own if colon else models.MODELS[model.name].__module__, *trained
+    own = plugins.is_own(model.name)
+    return plugins.module_of(model.name) if own else models.MODELS[model.name].__module__, *trained
 
 
 def _imported(names: tuple[str, ...]) -> dict[str, Path]:
@@ -402,6 +410,8 @@ def _imported(names: tuple[str, ...]) -> dict[str, Path]:
 
 def _file(name: str, tops: set[str]) -> Path | None:
     top, _, rest = name.partition(".")
+    if name == plugins.MAIN:
+        return main_source.script()
     framework = top == "edge_fl" and (
         not rest.startswith(("methods.", "models")) or rest.startswith("methods.contract")
     )

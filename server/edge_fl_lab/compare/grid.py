@@ -87,8 +87,13 @@ def cells(
 
 
 def parse_method(label: str) -> tuple[str, dict[str, Option]]:
-    """Split a label -> (name, options). Raises MethodError for an unknown name or option, or a value out of range."""
+    """Split a label -> (name, options). Raises MethodError for an unknown name or option, or a value out of range.
+
+    The name of a user's own method has a colon itself: "gentle:Gentle:step=0.2".
+    """
     name, *pairs = label.split(":")
+    if pairs and "=" not in pairs[0] and name.removesuffix("+ft") not in known_methods.METHODS:
+        name = f"{name}:{pairs.pop(0)}"
     options = dict(_pair(label, pair) for pair in pairs if not pair.startswith(METHOD_SETTINGS))
     check_hypers(name, options, known_methods.hypers(name))
     return name, options

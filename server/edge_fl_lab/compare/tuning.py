@@ -134,8 +134,8 @@ def parse_grids(texts: Sequence[str]) -> dict[str, Grid]:
     """Read "fedcrc:tau=0.9,0.99" -> values to try, by method. Raises MethodError for a value out of range, InputError for another form."""
     grids: dict[str, dict[str, list[Option]]] = {}
     for text in texts:
-        name, colon, pair = text.partition(":")
-        key, equals, values = pair.partition("=")
+        option, equals, values = text.partition("=")
+        name, colon, key = option.rpartition(":")
         if not (colon and equals and all(values.split(","))):
             raise InputError(f"--tune-values {text!r}: expected METHOD:OPTION=VALUE,VALUE")
         grids.setdefault(name, {})[key] = [parse_value(value) for value in values.split(",")]

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from edge_fl import metrics, modalities
+from edge_fl import metrics, modalities, plugins
 from edge_fl.console.output import QUIET
 from edge_fl.console.progress import Progress
 from edge_fl.console.units import percent
-from edge_fl.errors import ConfigError, DataError, InputError, RunError, nearest
+from edge_fl.errors import ConfigError, DataError, InputError, MethodError, RunError, nearest
 from edge_fl.inputs import InputSpec
 from edge_fl.learn.batches import in_batches
 from edge_fl.learn.tree import Parts, to_device
@@ -156,12 +156,12 @@ class _ResultHooks(RunHooks):
         )
 
 
-MAIN = "__main__:"
+MAIN = f"{plugins.MAIN}:"
 Settings = Mapping[str, Any] | Sequence[str]
 
 
 def run(
-    method: str,
+    method: str | type,
     images: str | ArrayLike,
     labels: ArrayLike | None = None,
     *,
@@ -191,7 +191,8 @@ def run(
     clients)), or is a split: a `Split` or the path of a split file. `partition` is a rule for drawing clients: "dirichlet:0.1",
     "pathological:2", "iid" or "domain".
 
-    `model` is a name of `edge-fl models list`, "package.module:Class" or a class; `engine` auto, sequential, pool, vector or ray. `recipe`
+    `method` is a name of `edge-fl methods list` or "package.module:Class", each also with options ("fedcrc:tau=0.9"), or a class; `model`
+    is a name of `edge-fl models list`, "package.module:Class" or a class; `engine` auto, sequential, pool, vector or ray. `recipe`
     is a recipe to start from, by name or path; `settings` change any of its settings: {"cohort.participation": 0.5}. With a `folder`, a run
     of `edge-fl runs list` is written below it, with the arrays and a report. `progress` prints progress on stderr.
 
@@ -229,7 +230,7 @@ class Comparison:
 
 
 def compare(
-    methods: Sequence[str],
+    methods: Sequence[str | type],
     images: str | ArrayLike,
     labels: ArrayLike | None = None,
     *,
@@ -256,13 +257,14 @@ def compare(
     """
     data = Data(images, labels, test, clients, input, groups)
     base = _recipe(recipe, "", data, partition, model, {"rounds": rounds}, settings)
-    for method in methods:
-        grid.parse_method(method)
-    if jobs > 1:
-        _require_importable(base.model.name, f"jobs = {jobs}")
+    named = _labels(methods)
+    if jobs > 1 or base.engine in ("pool", "ray"):
+        processes = f"jobs = {jobs}" if jobs > 1 else f"engine {base.engine!r}"
+        for what, name in (("model", base.model.name), *(("method", label) for label in named)):
+            _require_importable(what, name, processes)
     with TemporaryDirectory(prefix="edge-fl-") as temporary:
         place = Path(folder or temporary)
-        cells = grid.cells(data.saved(base, place), methods, seeds=seeds)
+        cells = grid.cells(data.saved(base, place), named, seeds=seeds)
         with _shown(progress):
             results = comparison.run(cells, place, jobs)
     if failed := [cell for cell in cells if results[cell.key].failure]:
@@ -286,9 +288,22 @@ def _shown(progress: bool) -> AbstractContextManager[None]:
 
 
 @nothing_run()
+def _labels(methods: Sequence[str | type]) -> list[str]:
+    """The labels of methods that are given by label or as a class. Raises InputError."""
+    labels = [_name(method, "method") for method in methods]
+    for label in labels:
+        grid.parse_method(label)
+    return labels
+
+
+def _name(given: str | type, what: str) -> str:
+    return given if isinstance(given, str) else plugins.name_of(given, what, MethodError)
+
+
+@nothing_run()
 def _recipe(
     base: str | Path | Recipe,
-    method: str,
+    method: str | type,
     data: Data,
     partition: str,
     model: str | type,
@@ -299,17 +314,17 @@ def _recipe(
     recipe = (
         base if isinstance(base, Recipe) else recipes.find(str(base)) if base else Recipe(name="research")
     )
-    name = model if isinstance(model, str) else f"{model.__module__}:{model.__qualname__}"
-    own = {**data.settings(), "model.name": name or None, **given, "source": "simulated"}
+    own = {**data.settings(), "model.name": _name(model, "model") or None, **given, "source": "simulated"}
     changes = [
         *_formatted(own),
         *(grid.parse_partition(partition) if partition else ()),
         *_formatted(settings),
     ]
     if method:
-        name, options = grid.parse_method(method)
+        label = _name(method, "method")
+        name, options = grid.parse_method(label)
         recipe = with_method(recipe, name)
-        changes += grid.parse_settings(method)
+        changes += grid.parse_settings(label)
         changes += _formatted({f"method.options.{key}": value for key, value in options.items()})
     recipe = with_settings(recipe, changes)
     if recipe.source != "simulated":
@@ -318,21 +333,23 @@ def _recipe(
 
 
 def _importable(recipe: Recipe) -> Recipe:
-    """The recipe with an engine that can build its model. Raises ConfigError."""
-    if recipe.model.name.startswith(MAIN) and recipe.engine == "auto":
+    """The recipe with an engine that can build its model and its method. Raises ConfigError."""
+    names = {"model": recipe.model.name, "method": recipe.method.name}
+    if recipe.engine == "auto" and any(name.startswith(MAIN) for name in names.values()):
         return msgspec.structs.replace(recipe, engine="sequential")
     if recipe.engine in ("pool", "ray"):
-        _require_importable(recipe.model.name, f"engine {recipe.engine!r}")
+        for what, name in names.items():
+            _require_importable(what, name, f"engine {recipe.engine!r}")
     return recipe
 
 
 @nothing_run()
-def _require_importable(model: str, processes: str) -> None:
-    """Raise ConfigError for a model of the script or notebook, which other processes cannot import."""
-    if model.startswith(MAIN):
+def _require_importable(what: str, name: str, processes: str) -> None:
+    """Raise ConfigError for a model or method of the script or notebook, which other processes cannot import."""
+    if name.startswith(MAIN):
         raise ConfigError(
-            f"model {model.removeprefix(MAIN)} is defined in this script or notebook, which the processes of {processes} cannot"
-            " import; expected a model in a module of its own, or a single process"
+            f"{what} {name.removeprefix(MAIN)} is defined in this script or notebook, which the processes of {processes} cannot"
+            f" import; expected a {what} in a module of its own, or a single process"
         )
 
 

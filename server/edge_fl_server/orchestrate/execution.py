@@ -6,12 +6,13 @@ simulation starts sooner.
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import torch
 
-from edge_fl import heads, metrics, plugins
+from edge_fl import heads, metrics, models, plugins
 from edge_fl.config import MethodSpec
 from edge_fl.console.progress import Watch, unwatched
 from edge_fl.errors import BudgetExhaustedError, ConfigError, GateError
@@ -90,6 +91,7 @@ def torch_device(name: str) -> str:
 
 
 def _build(recipe: Recipe, study: Study | None, spec: MethodSpec, device: str) -> RunSetup:
+    models.require_usable(spec.model, spec.input)
     method = build_method(spec)
     method.net.to(device)
     if study:
@@ -175,7 +177,7 @@ def execute(
 ) -> RunResult:
     """Run all rounds of the recipe on the clients, then the final personalisation.
 
-    Raises RunError as `rounds.run`, and BudgetExhaustedError when not even one round was possible.
+    Raises RunError as `rounds.run` and for an error in a user's own code, and BudgetExhaustedError when not even one round was possible.
     """
     hooks = measuring(setup, hooks)
     return finish(setup, clients, hooks, train(setup, clients, hooks, watch, resumed), watch)
@@ -189,6 +191,25 @@ def train(
     resumed: Checkpoint | None = None,
 ) -> Training:
     """Run the rounds. Raises as `execute`."""
+    with _blaming(setup):
+        return _train(setup, clients, hooks, watch, resumed)
+
+
+def finish(
+    setup: RunSetup, clients: Clients, hooks: RunHooks, training: Training, watch: Watch = unwatched
+) -> RunResult:
+    """The final personalisation after the rounds, and all that is measured at the end. Raises as `execute`."""
+    with _blaming(setup):
+        return _finish(setup, clients, hooks, training, watch)
+
+
+def _blaming(setup: RunSetup) -> AbstractContextManager[None]:
+    return plugins.blaming(setup.method.title, setup.spec.method.name, setup.spec.model.name)
+
+
+def _train(
+    setup: RunSetup, clients: Clients, hooks: RunHooks, watch: Watch, resumed: Checkpoint | None
+) -> Training:
     method = setup.method
     if resumed:
         clients.restore(iter(resumed.own.items()))
@@ -211,10 +232,9 @@ def train(
     return Training(reached, shared, evaluated, frozenset(trained), exhausted)
 
 
-def finish(
-    setup: RunSetup, clients: Clients, hooks: RunHooks, training: Training, watch: Watch = unwatched
+def _finish(
+    setup: RunSetup, clients: Clients, hooks: RunHooks, training: Training, watch: Watch
 ) -> RunResult:
-    """The final personalisation after the rounds, and all that is measured at the end."""
     method, reached = setup.method.at(max(training.round, 1)), training.round
     hooks.before_final(method, training.shared, reached)
     shared, final = rounds.final_personalisation(method, clients, training.shared, reached, hooks, watch)

@@ -1,6 +1,7 @@
 """The Python API: runs and comparisons on arrays, with the numbers of the commands; wrong input starts nothing."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,7 @@ def test_wrong_input_is_one_line_and_starts_nothing(wrong: str, tmp_path: Path) 
 
 def test_a_model_of_a_notebook_needs_an_engine_in_the_same_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tiny, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "Tiny", Tiny, raising=False)
     with pytest.raises(ConfigError, match=r"Tiny is defined in this script or notebook.*engine 'pool'"):
         small(model=Tiny, engine="pool")
     with pytest.raises(ConfigError, match="jobs = 2"):

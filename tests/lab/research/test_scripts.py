@@ -77,6 +77,53 @@ def test_the_notebook_runs_with_the_pool_next_to_a_server_py(folder: Path) -> No
     assert fresh["list(result.metrics)"] == stored["list(result.metrics)"]
 
 
+METHOD = """
+from dataclasses import dataclass
+from edge_fl.methods.contract.method import SHARED_MODEL, Method
+@dataclass(frozen=True)
+class Own(Method):
+    title, citation, family = "Own", "ours", "global model"
+    has_global, parts = True, SHARED_MODEL
+    def local_update(self, down, own, data):
+        return trained(self, down, data), own
+"""
+HELPER = """
+def trained(method, down, data):
+    return method.train(method.loss, down, data, epochs=%d)
+"""
+COMPARED = """
+from edge_fl_lab.research import compare
+compare([Own], images, labels, clients=3, rounds=1, seeds=1, folder="kept", progress=True) and None
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_method_of_a_notebook_is_run_again_after_a_change_of_the_cells_that_define_it(folder: Path) -> None:
+    sources = [ARRAYS, METHOD, HELPER % 1, COMPARED, COMPARED + "# again", HELPER % 2, COMPARED + "# changed"]
+    cells = [
+        {
+            "cell_type": "code",
+            "id": f"c{n}",
+            "source": source,
+            "execution_count": None,
+            "metadata": {},
+            "outputs": [],
+        }
+        for n, source in enumerate(sources)
+    ]
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    notebook = {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
+    (folder / "notebook.ipynb").write_text(json.dumps(notebook))
+    python(folder, "-c", EXECUTE, "notebook.ipynb")
+    said = " ".join(outputs(folder / "executed.ipynb").values())
+    assert [line.strip() for line in said.splitlines() if "cells to run" in line] == [
+        "4 cells to run, 0 already done",
+        "0 cells to run, 4 already done",
+        "1 cells to run, 3 already done",
+    ]
+
+
 def test_the_stored_notebook_is_small_and_was_executed_in_order() -> None:
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_fl import plugins
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts, from_arrays, leaves, size_bytes, to_arrays, to_device
 from edge_fl.methods.contract import steps, update_codec
@@ -79,13 +80,14 @@ class PersonalParts:
 def take_step(
     step: Step, client: Client, method: Method, round: int, down: Parts, own: Parts
 ) -> tuple[Update, Parts]:
-    """Run one step of one client -> (its update, its new personal parts)."""
-    if step == "train":
-        return client.train(method, round, down, own)
-    if step == "personalise":
-        return client.personalise(method, round, down, own)
-    measured = (client.compare if step == "compare" else client.evaluate)(method, down, own)
-    return Update(client.id, len(client.data.train), {}, measured), own
+    """Run one step of one client -> (its update, its new personal parts). Raises RunError for an error in a user's own code."""
+    with plugins.blaming(f"{method.title}, client {client.id}, round {round}"):
+        if step == "train":
+            return client.train(method, round, down, own)
+        if step == "personalise":
+            return client.personalise(method, round, down, own)
+        measured = (client.compare if step == "compare" else client.evaluate)(method, down, own)
+        return Update(client.id, len(client.data.train), {}, measured), own
 
 
 def with_epochs(method: Method, epochs: int) -> Method:

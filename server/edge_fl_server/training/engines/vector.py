@@ -34,6 +34,7 @@ CPU_CLIENTS, FIRST_CLIENTS, MOST_CLIENTS = 32, 16, 1024
 # fixed cost of a step (calls, kernel launches), in units of one client's training time
 CPU_OVERHEAD, GPU_OVERHEAD = 3.0, 128.0
 MEMORY_SHARE = 0.8  # of the free memory
+DRAWN = "its network draws random numbers, as dropout does"  # each client's own, one client at a time
 
 
 class ClientCapacity:
@@ -125,7 +126,8 @@ class VectorClients(SimulatedClients):
                         continue
                     if not is_unsupported(error):
                         raise
-                    self._fall_back(method, str(error).splitlines()[0])
+                    drawn = "random" in str(error)
+                    self._fall_back(method, DRAWN if drawn else str(error).splitlines()[0])
                     remaining = sorted(chain(*chunks))
                     yield from self._reference.each(
                         "train", round, method, {id: downs[id] for id in remaining}

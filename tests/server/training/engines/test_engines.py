@@ -143,6 +143,12 @@ def test_the_pool_equals_the_reference_to_the_bit(name: str) -> None:
     assert metrics == expected_metrics
 
 
+def test_the_pool_equals_the_reference_where_kernels_of_1x1_leave_the_order_of_channels_open() -> None:
+    at = store("fedavg+ft", ModelConfig("mobilenet-v1"))
+    (found, metrics), (expected, expected_metrics) = outcome(at, pooled), outcome(at, sequential)
+    assert difference(found, expected) == 0 and metrics == expected_metrics
+
+
 @pytest.mark.parametrize("name", names())
 def test_the_vectorised_engine_equals_the_reference_to_rounding(name: str) -> None:
     at = store(name)
