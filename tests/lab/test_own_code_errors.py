@@ -158,11 +158,6 @@ class Misnamed(Base):
         return {"extractor": new["extractor"], "haed": new["head"]}, own
 
 @dataclass(frozen=True)
-class Half(Base):
-    def result(self, new, own):
-        return {"extractor": new["extractor"]}, own
-
-@dataclass(frozen=True)
 class Flat(Base):
     def result(self, new, own):
         return {**new, "head": new["head"]["weight"]}, own
@@ -221,7 +216,6 @@ WRONG_METHODS = {
     "OnlyUp": f"Base: local_update returned dict, {DICTS}",
     "Flat": f"Base: local_update returned Tensor as part 'head', {DICTS}",
     "Misnamed": "returned the part 'haed', expected parts that it declares: extractor, head",
-    "Half": "returned no part 'head', expected all that are averaged: extractor, head",
     "Forgetful": "returned no personal part 'head', expected all that it declares: head",
     "Typo": r'Base, client c000, round 1: wrongly\.py:\d+, "return new, owm": NameError: .*; the run stopped',
     "Stateful": r'wrongly\.py:\d+, "self\.memory = new": FrozenInstanceError',

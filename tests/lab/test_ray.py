@@ -113,6 +113,12 @@ def test_ray_equals_the_pool_to_the_bit(name: str, two_nodes: Any) -> None:
     assert difference(found, expected) == 0 and metrics == expected_metrics
 
 
+def test_a_model_that_draws_by_itself_equals_the_pool_to_the_bit(two_nodes: Any) -> None:
+    at = store("fedrep", ModelConfig("tests.noisy:Noisy"))
+    (found, metrics), (expected, expected_metrics) = outcome(at, spread), outcome(at, pooled)
+    assert difference(found, expected) == 0 and metrics == expected_metrics
+
+
 @pytest.mark.parametrize(
     "time",
     [

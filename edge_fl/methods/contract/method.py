@@ -118,7 +118,9 @@ def require_method(found: Any, name: str) -> None:
         raise MethodError(
             f"method {name!r}: {what}, expected a subclass of edge_fl.methods.contract.method.Method"
         )
-    if "__dataclass_params__" not in vars(found):
+    if any(
+        isinstance(value, dataclasses.Field) for value in vars(found).values()
+    ):  # the decorator replaces these
         raise MethodError(
             f"method {name!r}: no dataclass, expected @dataclass(frozen=True) above class {found.__name__}"
         )

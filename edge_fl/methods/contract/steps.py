@@ -202,7 +202,7 @@ def _client_step(method: Method, step: Step, down: Parts, own: Parts, data: Batc
     """(up, own) of a step. Raises MethodError for a result of another form."""
     kept = {k: p for k, p in own.items() if k.endswith(norm.OWN) or update_codec.is_codec_state(k)}
     result = step(norm.restored(down, own), {k: p for k, p in own.items() if k not in kept}, data)
-    if wrong := _wrong_result(method, step, result):
+    if wrong := _wrong_result(method, result):
         raise MethodError(
             f"{method.title}: {getattr(step, '__name__', 'a step')} returned {wrong}", "the run stopped"
         )
@@ -211,7 +211,7 @@ def _client_step(method: Method, step: Step, down: Parts, own: Parts, data: Batc
     return up, {**kept, **new, **own_norm}
 
 
-def _wrong_result(method: Method, step: Step, result: Any) -> str:
+def _wrong_result(method: Method, result: Any) -> str:
     """What is wrong with the result of a client's step, and what was expected; empty if nothing is."""
     form = "expected (up, own): two dicts of a part's name -> dict of tensors"
     if not (isinstance(result, tuple) and len(result) == 2):
@@ -225,9 +225,6 @@ def _wrong_result(method: Method, step: Step, result: Any) -> str:
     up, new = result
     if unknown := sorted(up.keys() - method.parts.keys()):
         return f"the part {unknown[0]!r}, expected parts that it declares: {', '.join(method.parts)}"
-    averaged = type(method).aggregate is Method.aggregate and step == method.local_update
-    if averaged and (missing := [name for name in method.sent() if name not in up]):
-        return f"no part {missing[0]!r}, expected all that are averaged: {', '.join(method.sent())}"
     personal = [name for name, spec in method.parts.items() if not spec.travels]
     if missing := [name for name in personal if name not in new]:
         return f"no personal part {missing[0]!r}, expected all that it declares: {', '.join(personal)}"
