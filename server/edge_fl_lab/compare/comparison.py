@@ -1,6 +1,6 @@
 """Run a comparison: execute the missing cells, then write the tables.
 
-FOLDER/cells/                                one file per cell, see `cell_runs`
+FOLDER/cells/                                the results of each cell, see `cell_runs`
 FOLDER/table.txt, .md, .tex, .csv, .json
 FOLDER/curves.csv                            accuracy, bytes and processor time after each round of each cell
 FOLDER/paper.txt, .md, .tex, .csv            comparison with the paper's figures, on request
@@ -32,7 +32,7 @@ from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.console.tables import Table
 from edge_fl.data import partition
 from edge_fl.data.partition import DataConfig
-from edge_fl.files import atomic
+from edge_fl.files import atomic, paths
 from edge_fl_lab.compare import cell_runs, summary
 from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import Cell
@@ -57,7 +57,9 @@ def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = Fal
     """
     unique = {cell.key: cell for cell in cells}
     found = check(list(unique.values()))
-    stored = {key: result for key, cell in unique.items() if (result := cell_runs.read(cell, folder))}
+    stored = {
+        key: result for key, cell in unique.items() if (result := cell_runs.read(cell, folder, found[key]))
+    }
     changes = {key: cell_runs.changed_inputs(result.inputs, found[key]) for key, result in stored.items()}
     results = {
         key: result for key, result in stored.items() if not changes[key] and not (retry and result.failure)
@@ -65,6 +67,13 @@ def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = Fal
     todo = [cell for key, cell in unique.items() if key not in results]
     for reason, count in Counter(reason for reasons in changes.values() for reason in reasons).items():
         print_status(f"rerun of {count} cell{'s' * (count != 1)}: {reason}")
+    if results:
+        newest = {key: cell_runs.read(unique[key], folder) for key in results}
+        back = sum(each is not None and each.inputs != results[key].inputs for key, each in newest.items())
+        print_status(
+            f"{len(results)} cell{'s' * (len(results) != 1)} taken from {paths.text(folder / 'cells')}"
+            + f", {back} from before a change that was undone" * bool(back)
+        )
     with CellProgress(todo, len(results), jobs) as progress:
 
         def done(result: CellResult) -> None:
