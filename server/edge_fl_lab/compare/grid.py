@@ -17,10 +17,11 @@ from edge_fl.methods.contract.method import check_hypers
 from edge_fl.toml import parse_value
 from edge_fl_lab.recipe_changes import with_method
 from edge_fl_server.recipes import PARTITIONS, partition_label
+from edge_fl_server.recipes.hours import REFERENCES
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.training.studies import with_network
 
-ALWAYS = ("local", "fedavg", "fedavg+ft")
+ALWAYS = REFERENCES
 """Part of every comparison that does not leave them out, as the references for sharing and for personalisation."""
 
 METHOD_SETTINGS = ("compression.", "privacy.")

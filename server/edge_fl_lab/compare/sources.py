@@ -54,7 +54,7 @@ def of_framework() -> str:
     for place in PLACES:
         path = Path(edge_fl_server.__file__).parents[1] / place
         files += path.rglob("*.py") if path.is_dir() else [path]
-    functions = [
+    functions: list[ast.stmt] = [
         node
         for path in registries
         for node in ast.parse(path.read_bytes()).body

@@ -1,0 +1,130 @@
+"""Estimate how long the missing cells of a comparison take, before the first one runs.
+
+A method with a finished cell takes as long again; of others a round of one client with a few batches is measured, and extrapolated by
+batches and evaluations (`edge_fl_server.training.engines.choice`). Measuring takes about SHARE of the estimate at most: methods left over
+are estimated from those that are known, by the stated costs of methods (`edge_fl_server.recipes.hours`).
+
+Clients are assumed to train one after another, as in a comparison on CPUs. Processor time is measured, because what other programs take
+within a second tells little about hours.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
+from statistics import fmean
+
+from msgspec.structs import replace
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
+
+from edge_fl.console import units
+from edge_fl.console.progress import Count, Watch, unwatched
+from edge_fl.data.partition import DataConfig
+from edge_fl_lab.compare import cell_runs
+from edge_fl_lab.compare.cell_runs import CellResult
+from edge_fl_lab.compare.grid import Cell
+from edge_fl_server.orchestrate import execution
+from edge_fl_server.recipes import hours
+from edge_fl_server.training.engines import choice, processes
+from edge_fl_server.training.studies import ClientStore
+
+SHARE = 0.02
+Kind = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Expected seconds of each cell by key; how many methods were measured, in so many seconds, and how many have finished cells."""
+
+    cells: dict[str, float]
+    measured: int
+    took_s: float
+    finished: int
+
+    def seconds(self, jobs: int) -> float:
+        """Expected seconds of all cells, `jobs` at a time on the cores of this machine: no less than the longest cell. NaN: not known."""
+        each = self.cells.values()
+        return max(sum(each) / min(jobs, processes.cores()), max(each, default=0.0))
+
+    def text(self, jobs: int) -> str:
+        """In words: "24 cells, about 6.3 h with 2 jobs (estimated from a few steps of 8 methods, measured in 12 s)"."""
+        if not self.cells:
+            return "no cell is missing"
+        sources = []
+        if self.finished:
+            sources.append(f"the finished cells of {units.counted(self.finished, 'method')}")
+        if self.measured:
+            took = units.seconds(self.took_s, 0)
+            sources.append(f"a few steps of {units.counted(self.measured, 'method')}, measured in {took}")
+        duration = units.seconds(self.seconds(jobs), 0)
+        said = f"about {duration} with {units.counted(jobs, 'job')} (estimated from {' and '.join(sources)})"
+        return f"{units.counted(len(self.cells), 'cell')}, {said if sources else 'unknown time'}"
+
+
+def of_cells(cells: Sequence[Cell], finished: Iterable[CellResult], watch: Watch = unwatched) -> Estimate:
+    """Estimate cells whose data and methods are there; `finished` are results, whatever their inputs."""
+    known: dict[Kind, list[float]] = {}
+    for result in finished:
+        if not result.failure:
+            known.setdefault(_kind(Cell(result.label, result.recipe)), []).append(result.seconds)
+    seconds = {kind: fmean(each) for kind, each in known.items()}
+    todo: dict[Kind, Cell] = {}
+    for cell in cells:
+        todo.setdefault(_kind(cell), cell)
+    missing = [kind for kind in todo if kind not in seconds]
+    from_finished, measured = len(todo) - len(missing), 0
+    began, took_s = time.monotonic(), 0.0
+    for place, kind in enumerate(missing):
+        watch(Count("estimate", place, len(missing)))
+        if took_s > SHARE * sum(_expected(todo, seconds)[_kind(cell)] for cell in cells):
+            break
+        try:
+            seconds[kind] = _measured(todo[kind])
+            measured += 1
+        except Exception:  # the cell itself will say what is wrong
+            continue
+        finally:
+            took_s = time.monotonic() - began
+    watch(Count("estimate", len(missing), len(missing)))
+    expected = _expected(todo, seconds)
+    each = {cell.key: expected[_kind(cell)] for cell in cells}
+    return Estimate(each, measured, took_s, from_finished)
+
+
+def _expected(todo: Mapping[Kind, Cell], known: Mapping[Kind, float]) -> dict[Kind, float]:
+    """Seconds of each kind: the known ones, or in proportion to these by their costs; NaN if nothing is known."""
+    rates = [known[kind] / _cost(cell) for kind, cell in todo.items() if kind in known]
+    rate = fmean(rates) if rates else nan
+    return {kind: known.get(kind, rate * _cost(cell)) for kind, cell in todo.items()}
+
+
+def _cost(cell: Cell) -> float:
+    """What a round of a method costs in proportion to others."""
+    recipe = cell.recipe
+    cost = hours.costs().methods.get(recipe.method.name.removesuffix("+ft"))
+    epochs = max(recipe.method.epochs, 1)
+    if cost is None:
+        return epochs
+    return cost.train * epochs / (recipe.cohort.participation if cost.everyone else 1.0)
+
+
+def _kind(cell: Cell) -> Kind:
+    """Equal for cells that take about as long: seeds and partitions make little difference to the number of steps."""
+    data, usual = cell.recipe.data, DataConfig()
+    same = replace(
+        data,
+        data_dir="",
+        partition=usual.partition,
+        beta=usual.beta,
+        classes_per_client=usual.classes_per_client,
+    )
+    return cell.label, Cell(cell.label, replace(cell.recipe, seed=0, data=same)).key
+
+
+def _measured(cell: Cell) -> float:
+    """Seconds of a cell, from a few steps of one client."""
+    setup = execution.of_study(cell_runs.prepare(cell))
+    assert setup.study is not None
+    clock = time.process_time if setup.device == "cpu" else time.perf_counter
+    with processes.threads(1), threadpool_limits(1):
+        return choice.run_seconds(ClientStore.of(setup.study, setup.device), setup.plan, clock)
