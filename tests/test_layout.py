@@ -512,6 +512,7 @@ CACHED = {
     "server/edge_fl_console/accuracy.py:_newest_accuracies": "keyed by number and time of the reports, and the release of each device",
     "server/edge_fl_server/mqtt/connector.py:connector": "one network loop for the clients of a connector",
     "server/edge_fl_server/recipes/__init__.py:_built_in": "files of the package",
+    "server/edge_fl_server/recipes/hours.py:costs": "a file of the package",
     "server/edge_fl_server/training/engines/folders.py:_cleaner": "one helper of this process",
     "server/edge_fl_lab/ray.py:_run": "keyed by the placed run, which does not change",
     "server/edge_fl_server/training/engines/pool.py:_down": "keyed by the file of one broadcast, which is written once",

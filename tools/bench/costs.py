@@ -1,14 +1,17 @@
 """Measure what training and evaluation cost, for the hours that `edge-fl recipes list` shows: `python -m tools.bench.costs`.
 
 Processor time of one thread, so that other programs matter little: each network of the built-in recipes with FedAvg, and each method on one
-network. Some minutes; writes server/edge_fl_server/recipes/costs.json.
+network. Some minutes; writes server/edge_fl_server/recipes/costs.json. With names of methods, only these are measured and changed.
 """
 
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import torch
+from msgspec.structs import replace
 
 from edge_fl.config import MethodConfig, ModelConfig, OptimiserConfig, Option
 from edge_fl.data.partition import DataConfig
@@ -16,7 +19,7 @@ from edge_fl.inputs import InputSpec
 from edge_fl.methods import METHODS, build_method, hypers
 from edge_fl.methods.contract import steps
 from edge_fl_server import recipes
-from edge_fl_server.recipes.hours import COSTS, DATASETS, Costs, MethodCost, NetworkCost
+from edge_fl_server.recipes.hours import COSTS, DATASETS, Costs, MethodCost, NetworkCost, costs
 from edge_fl_server.training.clients import Step
 from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.studies import ClientStore
@@ -28,30 +31,35 @@ LARGEST = 32  # batch that is measured: beyond it the cost of a sample hardly ch
 NETWORK, SHAPE, BATCH_SIZE = "cnn2", (3, 32, 32), 32  # on which methods are compared
 
 
-def main() -> None:
-    """Measure all, and write the file."""
+def main(names: Sequence[str]) -> None:
+    """Measure, and write the file."""
     torch.set_num_threads(1)
+    base = seconds(ModelConfig(NETWORK), SHAPE, BATCH_SIZE)
+    of_methods = {} if not names else dict(costs().methods)
+    for name in names or METHODS:
+        of_methods[name] = method_cost(name, base)
+        print(name, of_methods[name], flush=True)
+    found = replace(costs(), methods=of_methods) if names else Costs(processor(), of_networks(), of_methods)
+    COSTS.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+
+
+def of_networks() -> list[NetworkCost]:
+    """Measure the networks of all built-in recipes."""
     networks = {}
     for name in recipes.names():
         recipe = recipes.find(name)
         if recipe.data.dataset in DATASETS and recipe.source == "simulated":
             shape = DATASETS[recipe.data.dataset][1]
             networks[recipe.model.name, shape, recipe.method.batch_size] = recipe.model
-    of_networks = []
+    measured = []
     for (name, shape, batch_size), model in networks.items():
-        random = msgspec.structs.replace(model, weights="random" if ":" in name else "")
+        random = replace(model, weights="random" if ":" in name else "")
         found = NetworkCost(
             name, shape, batch_size, *map(rounded, seconds(random, shape, min(batch_size, LARGEST)))
         )
         print(found, flush=True)
-        of_networks.append(found)
-    base = seconds(ModelConfig(NETWORK), SHAPE, BATCH_SIZE)
-    of_methods = {}
-    for name in METHODS:
-        of_methods[name] = method_cost(name, base)
-        print(name, of_methods[name], flush=True)
-    content = msgspec.json.encode(Costs(processor(), of_networks, of_methods))
-    COSTS.write_bytes(msgspec.json.format(content) + b"\n")
+        measured.append(found)
+    return measured
 
 
 def method_cost(name: str, base: tuple[float, float]) -> MethodCost:
@@ -133,4 +141,4 @@ def rounded(value: float) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
