@@ -12,7 +12,7 @@ from edge_fl import cli
 from edge_fl.errors import ConfigError, EdgeFLError, MethodError
 from edge_fl.learn import tree
 from edge_fl.methods.fedavg import FedAvg
-from edge_fl_lab.compare import cell_runs
+from edge_fl_lab.compare import sources
 from edge_fl_lab.research import compare, run
 from edge_fl_server.runs.results import Results
 from edge_fl_server.training.engines import processes
@@ -220,8 +220,8 @@ def test_a_class_that_no_module_has_by_its_name_is_refused(folder: Path) -> None
 
 def test_the_source_of_an_own_file_counts_as_its_methods(folder: Path) -> None:
     sys.path.append(str(folder))
-    sources = [cell_runs._imported((name,)) for name in ("mild", "deep.er.soft")]
-    assert [[*source] for source in sources] == [["mild"], ["deep.er.soft"]]
+    found = [sources.imported((name,)) for name in ("mild", "deep.er.soft")]
+    assert [[*source] for source in found] == [["mild"], ["deep.er.soft"]]
 
 
 def test_engines_with_processes_refuse_methods_of_a_script(monkeypatch: pytest.MonkeyPatch) -> None:

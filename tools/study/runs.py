@@ -49,7 +49,7 @@ def run(cell: Cell, folder: Path, commit: str = "") -> CellResult:
     """Return the stored result of a cell, or run it. A failed run is a result too. Raises InputError for a cell that cannot run."""
     study = cell_runs.prepare(cell)
     today = cell_runs.inputs_of(study)
-    stored = cell_runs.read(cell, folder)
+    stored = cell_runs.read(cell, folder, today)
     if stored and not cell_runs.changed_inputs(stored.inputs, today):
         return stored
     start_s = time.monotonic()

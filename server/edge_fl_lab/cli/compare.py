@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from edge_fl import plugins
-from edge_fl.console.output import Format, print_status, show_tables, show_text
+from edge_fl.console.output import Format, print_status, show_json, show_tables, show_text
 from edge_fl.errors import InputError, RunError
 from edge_fl.files.paths import text
 from edge_fl.options import DATA, FOLDERS, TRAINING, FormatOption, option
@@ -73,6 +73,9 @@ def compare(
         int, option("--jobs N", "Number of concurrent cells, each a process with one thread.", min=1)
     ] = 1,
     retry: Annotated[bool, option("--retry", "Run failed cells again.")] = False,
+    estimate: Annotated[
+        bool, option("--estimate", "Print how long the missing cells will take, and run none.")
+    ] = False,
     plots: Annotated[bool, option("--plots", "Also plot the comparison.")] = False,
     html: Annotated[
         bool, option("--html", "Also write one page with verdict, differences, plots and tables.")
@@ -97,6 +100,8 @@ def compare(
         raise InputError("--against-paper: needs --recipe, and neither --datasets nor --partitions")
     if not tune and (tune_trials or tune_values):
         raise InputError("--tune-trials, --tune-values: only with --tune")
+    if tune and estimate:
+        raise InputError("--estimate: not with --tune, which decides after its first cells what else it runs")
     plugins.allow_working_folder()
     grids = tuning.parse_grids(tune_values or [])
     base = recipe.applied(recipe.base("compare"), recipe.changes(), "compare")
@@ -123,6 +128,13 @@ def compare(
         / f"compare-{text((recipe.recipe and Path(recipe.recipe).stem) or datasets or base.data.dataset)}"
     )
 
+    if estimate:
+        expected = comparison.estimate(cells, folder, retry=retry)
+        if format is Format.JSON:
+            show_json({"cells": len(expected.cells), "jobs": jobs, "seconds": expected.seconds(jobs)})
+        else:
+            show_text(expected.text(jobs))
+        return
     run = partial(comparison.run, folder=folder, jobs=jobs, retry=retry)
     trials, reported = [], cells
     try:

@@ -1,21 +1,17 @@
 """One cell of a comparison: run it, measure it, and store the result, so that an interrupted comparison can be resumed.
 
-FOLDER/cells/<key>.json    the result, or the reason of the failure
-FOLDER/cells/<key>.npz     features of test images, for plots
+FOLDER/cells/<key>-<inputs>.json    the result, or the reason of the failure
+FOLDER/cells/<key>-<inputs>.npz     features of test images, for plots
 
-A stored result whose inputs differ from today's is run again: data, split, source code, engine, versions. The source of a method is its
-file and the modules that it imports, own modules of the user included; the same holds for a model. All other code that affects numbers
-counts as "source of edge_fl".
+A result counts only with the inputs of today: data, split, source code (`sources`), engine, versions. Otherwise the cell is run again, and
+its earlier results are kept, the last VERSIONS of them.
 """
 
-import ast
 import hashlib
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from importlib.metadata import version
-from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,10 +21,7 @@ import numpy as np
 from msgspec import Struct
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
 
-import edge_fl
-import edge_fl_server
-from edge_fl import heads, methods, metrics, models, plugins
-from edge_fl.config import ModelConfig
+from edge_fl import heads, methods, metrics
 from edge_fl.console.progress import Watch, unwatched
 from edge_fl.data import datasets
 from edge_fl.data.samples import Dataset
@@ -39,9 +32,8 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.methods.contract.method import Method
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl.metrics import Summary, summarise_reports
-from edge_fl.models import backbones, frozen
 from edge_fl.untrusted import NOT_JSON
-from edge_fl_lab.compare import main_source
+from edge_fl_lab.compare import sources
 from edge_fl_lab.compare.grid import Cell
 from edge_fl_lab.features import FeatureProbe, probe
 from edge_fl_server.orchestrate import execution
@@ -54,19 +46,8 @@ from edge_fl_server.training.rounds import FinalResult, RoundResult, RunHooks
 from edge_fl_server.training.studies import Study
 
 LIBRARIES = ("torch", "numpy")
-PLACES = (
-    "edge_fl_server/training",
-    "edge_fl_server/orchestrate/execution.py",
-    "edge_fl_lab/compare/cell_runs.py",
-    "edge_fl_lab/features.py",
-    "edge_fl_lab/newcomers.py",
-    "edge_fl_lab/recipe_heads.py",
-)
-"""Files of the server and of this package that affect numbers; of `edge_fl` all do, except those of single methods and models."""
-
-_ROOT = Path(edge_fl.__file__).parent.parent
-_INSTALLED = {"site-packages", "dist-packages"}
-"""Folders of installed packages, also those of other environments on the path."""
+VERSIONS = 4
+"""Results that are kept of one cell, each with other inputs: a method that is as it was before finds its cells again."""
 
 
 class Point(Struct, frozen=True, forbid_unknown_fields=True):
@@ -163,33 +144,33 @@ def _failed(blank: CellResult, error: Exception, seconds: float) -> CellResult:
 
 
 def write(result: CellResult, folder: Path) -> None:
-    """Store a result. Raises RunError if it cannot be written."""
+    """Store a result, and remove the oldest of its cell beyond VERSIONS. Raises RunError if it cannot be written."""
     content = msgspec.json.format(msgspec.json.encode(result))
-    atomic.save(_path(folder, result.key, "json"), content, "the comparison stops")
+    atomic.save(_path(folder, result, "json"), content, "the comparison stops")
+    for path in _stored(folder, result.key)[VERSIONS:]:
+        path.with_suffix(".npz").unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
-def read(cell: Cell, folder: Path) -> CellResult | None:
-    """Read a stored result; None if the cell has not been run to its end. Raises InputError for a damaged file."""
-    path = _path(folder, cell.key, "json")
-    try:
-        result = msgspec.json.decode(path.read_bytes(), type=CellResult)
-    except FileNotFoundError:
-        return None
-    except NotADirectoryError as error:
-        raise InputError(
-            f"{text(folder)}: not a folder; expected one for the cells of a comparison"
-        ) from error
-    except (OSError, *NOT_JSON) as error:
-        raise InputError(
-            f"{text(path)}: cannot be read ({error}); remove it to run that cell again"
-        ) from error
-    return msgspec.structs.replace(result, label=cell.label)
+def read(cell: Cell, folder: Path, inputs: Mapping[str, str] | None = None) -> CellResult | None:
+    """Read the stored result with these inputs, otherwise the newest; None if the cell has not been run to its end.
+
+    Raises InputError for a damaged file.
+    """
+    newest = None
+    for path in _stored(folder, cell.key):
+        result = msgspec.structs.replace(_read(path), label=cell.label)
+        if inputs is None or not changed_inputs(result.inputs, inputs):
+            return result
+        newest = newest or result
+    return newest
 
 
-def read_probe(key: str, folder: Path) -> FeatureProbe | None:
-    """Read the features stored with a cell, if any."""
-    path = _path(folder, key, "npz")
-    if not path.is_file():
+def read_probe(result: CellResult, folder: Path) -> FeatureProbe | None:
+    """Read the features stored with a result, if any."""
+    paths = (_path(folder, result, "npz"), folder / "cells" / f"{result.key}.npz")
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
         return None
     stored: dict[str, Any] = dict(npz.read(path))
     return FeatureProbe(**{**stored, "clients": tuple(map(str, stored["clients"]))})
@@ -213,7 +194,7 @@ class _Rounds:
         """The result of one of the studies: its final personalisation from the state after the rounds."""
         setup, clients = self._setups[place], self._clients
         clients.restore(iter(self._personal.items()))
-        features = _FeatureRecorder(blank.key, folder, self._studies[place])
+        features = _FeatureRecorder(_path(folder, blank, "npz"), self._studies[place])
         hooks = execution.measuring(setup, features)
         outcome = execution.finish(setup, clients, hooks, self._training, self._watch)
         reports, best = outcome.reports(), outcome.best_by_validation()
@@ -230,6 +211,34 @@ class _Rounds:
             clients={id: dict(report) for id, report in reports.items()},
             highest=self._curve.highest,
         )
+
+
+def _stored(folder: Path, key: str) -> list[Path]:
+    """The results of a cell, newest first; before the inputs were part of their names, a cell had one, `<key>.json`."""
+    cells = folder / "cells"
+    try:
+        names = [entry for entry in cells.iterdir() if entry.suffix == ".json"]
+    except FileNotFoundError:
+        return []
+    except NotADirectoryError as error:
+        raise InputError(
+            f"{text(folder)}: not a folder; expected one for the cells of a comparison"
+        ) from error
+    except OSError as error:
+        raise InputError(
+            f"{text(cells)}: cannot be read ({error}); expected a folder with the cells of a comparison"
+        ) from error
+    found = [path for path in names if path.stem.partition("-")[0] == key]
+    return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+def _read(path: Path) -> CellResult:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=CellResult)
+    except (OSError, *NOT_JSON) as error:
+        raise InputError(
+            f"{text(path)}: cannot be read ({error}); remove it to run that cell again"
+        ) from error
 
 
 class _TimedClients(WrappedClients):
@@ -289,25 +298,26 @@ class _CurveRecorder(RunHooks):
 class _FeatureRecorder(RunHooks):
     """Store features of test images at the end of a cell."""
 
-    def __init__(self, key: str, folder: Path, study: Study) -> None:
-        self._key, self._folder, self._study = key, folder, study
+    def __init__(self, path: Path, study: Study) -> None:
+        self._path, self._study = path, study
 
     def after_final(self, result: FinalResult, clients: Clients) -> None:
         personal, data = clients.personal_state(), self._study.data()
         device = torch_device(self._study.recipe.device)
         features = probe(result.method, result.shared, personal, data, device)
-        _write_probe(features, self._key, self._folder)
+        _write_probe(features, self._path)
 
 
-def _write_probe(probe: FeatureProbe, key: str, folder: Path) -> None:
+def _write_probe(probe: FeatureProbe, path: Path) -> None:
     arrays = {name: np.array(value) for name, value in vars(probe).items() if value is not None}
-    path = _path(folder, key, "npz")
     path.parent.mkdir(parents=True, exist_ok=True)
     npz.write(path, arrays)
 
 
-def _path(folder: Path, key: str, ending: str) -> Path:
-    return folder / "cells" / f"{key}.{ending}"
+def _path(folder: Path, result: CellResult, ending: str) -> Path:
+    inputs = msgspec.json.encode(result.inputs, order="sorted")
+    short = hashlib.blake2b(inputs, digest_size=4).hexdigest()
+    return folder / "cells" / f"{result.key}-{short}.{ending}"
 
 
 @lru_cache(maxsize=1)
@@ -325,11 +335,14 @@ def inputs_of(study: Study) -> dict[str, str]:
     return {
         f"data of {study.dataset.name}": _data(study.dataset),
         f"split of {study.dataset.name}": study.split.fingerprint(),
-        f"source of method {method}": _source_now(found.__module__, *tuning),
-        f"source of model {model}": _source_now(*_modules_of_model(recipe.model)),
+        f"source of method {method}": sources.of_modules(found.__module__, *tuning),
+        f"source of model {model}": sources.of_modules(*sources.modules_of_model(recipe.model)),
         **({f"weights of model {model}": study.spec.model.weights} if study.spec.model.weights else {}),
-        **{f"source of head {name}": _source(heads.resolve(name).__module__) for name in recipe.heads},
-        "source of edge_fl": _framework(),
+        **{
+            f"source of head {name}": sources.of_modules(heads.resolve(name).__module__)
+            for name in recipe.heads
+        },
+        "source of edge_fl": sources.of_framework(),
         "engine": f"{recipe.engine} on {torch_device(recipe.device)}",
         **{f"version of {library}": version(library) for library in LIBRARIES},
     }
@@ -345,97 +358,3 @@ def changed_inputs(stored: Mapping[str, str], today: Mapping[str, str]) -> list[
 @lru_cache(maxsize=1)
 def _data(dataset: Dataset) -> str:
     return dataset.fingerprint()
-
-
-def _source_now(*names: str) -> str:
-    """As `_source`; a notebook's code in memory changes, so it is read each time."""
-    if plugins.MAIN not in names:
-        return _source(*names)
-    return _hash(_imported(names).values(), main_source.cells())
-
-
-# Cached: code in memory does not change when its file does, so one process has one hash per source.
-@cache
-def _source(*names: str) -> str:
-    return _hash(_imported(names).values())
-
-
-@cache
-def _framework() -> str:
-    """Hash of all code that every cell runs. Of the two registries only the functions count: an entry added is no change."""
-    registries = [Path(package.__file__ or "") for package in (methods, models)]
-    own = {path for registry in registries for path in registry.parent.glob("*.py")}
-    files = [path for path in (_ROOT / "edge_fl").rglob("*.py") if path not in own]
-    for place in PLACES:
-        path = Path(edge_fl_server.__file__).parents[1] / place
-        files += path.rglob("*.py") if path.is_dir() else [path]
-    functions = [
-        ast.unparse(node)
-        for path in registries
-        for node in ast.parse(path.read_bytes()).body
-        if isinstance(node, ast.FunctionDef)
-    ]
-    return _hash(files, "\n".join(functions))
-
-
-def _hash(files: Iterable[Path], text: str = "") -> str:
-    digest = hashlib.sha256(text.encode())
-    for path in sorted(files):
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
-
-
-def _modules_of_model(model: ModelConfig) -> tuple[str, ...]:
-    trained = () if model.train == "all" else (frozen.__name__,)
-    if backbones.is_backbone(model.name):
-        return backbones.__name__, *trained
-    own = plugins.is_own(model.name)
-    return plugins.module_of(model.name) if own else models.MODELS[model.name].__module__, *trained
-
-
-def _imported(names: tuple[str, ...]) -> dict[str, Path]:
-    """The files of modules and of all that they import, without the framework, the standard library and other installed packages."""
-    found: dict[str, Path] = {}
-    waiting = list(names)
-    tops = {name.partition(".")[0] for name in names}
-    while waiting:
-        name = waiting.pop()
-        if name in found or (path := _file(name, tops)) is None:
-            continue
-        found[name] = path
-        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        waiting += _imports(path, package)
-    return found
-
-
-def _file(name: str, tops: set[str]) -> Path | None:
-    top, _, rest = name.partition(".")
-    if name == plugins.MAIN:
-        return main_source.script()
-    framework = top == "edge_fl" and (
-        not rest.startswith(("methods.", "models")) or rest.startswith("methods.contract")
-    )
-    if framework or top in sys.stdlib_module_names or top == "edge_fl_server":
-        return None
-    try:
-        outer = find_spec(top)
-        if outer is None or (top not in tops and _INSTALLED & {*Path(outer.origin or "").parts}):
-            return None
-        spec = find_spec(name)  # imports the packages around it
-    except (ImportError, ValueError):
-        return None
-    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
-
-
-def _imports(path: Path, package: str) -> Iterator[str]:
-    """Every module that a file's import statements may name."""
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                parts = alias.name.split(".")
-                yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
-        elif isinstance(node, ast.ImportFrom):
-            relative = "." * node.level + (node.module or "")
-            module = resolve_name(relative, package) if node.level else relative
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names)

@@ -1,6 +1,6 @@
 """Run a comparison: execute the missing cells, then write the tables.
 
-FOLDER/cells/                                one file per cell, see `cell_runs`
+FOLDER/cells/                                the results of each cell, see `cell_runs`
 FOLDER/table.txt, .md, .tex, .csv, .json
 FOLDER/curves.csv                            accuracy, bytes and processor time after each round of each cell
 FOLDER/paper.txt, .md, .tex, .csv            comparison with the paper's figures, on request
@@ -32,9 +32,11 @@ from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.console.tables import Table
 from edge_fl.data import partition
 from edge_fl.data.partition import DataConfig
-from edge_fl.files import atomic
+from edge_fl.files import atomic, paths
 from edge_fl_lab.compare import cell_runs, summary
+from edge_fl_lab.compare import estimate as estimates
 from edge_fl_lab.compare.cell_runs import CellResult
+from edge_fl_lab.compare.estimate import Estimate
 from edge_fl_lab.compare.grid import Cell, trainings
 from edge_fl_lab.compare.summary import MethodRow
 from edge_fl_lab.compare.tables import TunedRow
@@ -45,6 +47,7 @@ from edge_fl_server.training.engines.processes import ONE_THREAD, Spawn, death, 
 Done = Callable[[CellResult], None]
 KEPT = "the cells are kept"
 DIED = "its process {}; the next call runs this cell again"
+LONG_S = 30.0  # a comparison that takes longer says how long before it starts
 MAX_STAGE = 300  # characters: POSIX systems write up to 512 bytes atomically
 
 _parent: Any = None  # in a child: the pipe to its parent
@@ -55,24 +58,51 @@ def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = Fal
 
     Raises InputError before anything runs if any cell has no data, no valid method or no model.
     """
+    results, todo, stored = _stored(cells, folder, retry=retry)
+    with progress.Progress() as shown:
+        expected = estimates.of_cells(todo, stored, shown)
+    if expected.seconds(jobs) >= LONG_S:
+        print_status(expected.text(jobs))
+    with CellProgress(todo, len(results), jobs, expected.cells) as progress_of_cells:
+
+        def done(result: CellResult) -> None:
+            results[result.key] = result
+            progress_of_cells.done(result)
+
+        run_all(todo, folder, jobs, _commit(), done, progress_of_cells)
+    return results
+
+
+def estimate(cells: Sequence[Cell], folder: Path, *, retry: bool = False) -> Estimate:
+    """How long `run` would take. Raises InputError as `run`."""
+    _, todo, stored = _stored(cells, folder, retry=retry)
+    with progress.Progress() as shown:
+        return estimates.of_cells(todo, stored, shown)
+
+
+def _stored(
+    cells: Sequence[Cell], folder: Path, *, retry: bool
+) -> tuple[dict[str, CellResult], list[Cell], list[CellResult]]:
+    """The results that count by key, the cells to run, and all results that are stored; says where they come from and what changed."""
     unique = {cell.key: cell for cell in cells}
     found = check(list(unique.values()))
-    stored = {key: result for key, cell in unique.items() if (result := cell_runs.read(cell, folder))}
+    stored = {
+        key: result for key, cell in unique.items() if (result := cell_runs.read(cell, folder, found[key]))
+    }
     changes = {key: cell_runs.changed_inputs(result.inputs, found[key]) for key, result in stored.items()}
     results = {
         key: result for key, result in stored.items() if not changes[key] and not (retry and result.failure)
     }
-    todo = [cell for key, cell in unique.items() if key not in results]
     for reason, count in Counter(reason for reasons in changes.values() for reason in reasons).items():
-        print_status(f"rerun of {count} cell{'s' * (count != 1)}: {reason}")
-    with CellProgress(todo, len(results), jobs) as progress:
-
-        def done(result: CellResult) -> None:
-            results[result.key] = result
-            progress.done(result)
-
-        run_all(todo, folder, jobs, _commit(), done, progress)
-    return results
+        print_status(f"rerun of {units.counted(count, 'cell')}: {reason}")
+    if results:
+        newest = {key: cell_runs.read(unique[key], folder) for key in results}
+        back = sum(each is not None and each.inputs != results[key].inputs for key, each in newest.items())
+        print_status(
+            f"{units.counted(len(results), 'cell')} taken from {paths.text(folder / 'cells')}"
+            + f", {back} from before a change that was undone" * bool(back)
+        )
+    return results, [cell for key, cell in unique.items() if key not in results], list(stored.values())
 
 
 def check(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
@@ -261,10 +291,16 @@ def _finished(cells: Sequence[Cell]) -> Count:
 
 
 class CellProgress(progress.Progress):
-    """Show the progress of the cells in `todo`, run `jobs` at a time; `kept` cells have stored results."""
+    """Show the progress of the cells in `todo`, run `jobs` at a time; `kept` cells have stored results.
 
-    def __init__(self, todo: Sequence[Cell], kept: int, jobs: int) -> None:
+    `expected` are estimated seconds by key, for methods without a finished cell.
+    """
+
+    def __init__(
+        self, todo: Sequence[Cell], kept: int, jobs: int, expected: Mapping[str, float] | None = None
+    ) -> None:
         super().__init__()
+        self._expected = expected or {}
         self._todo = {cell.key: cell for cell in todo}
         self._kept, self._jobs, self._total = kept, jobs, len(todo)
         self._seconds: dict[str, list[float]] = {}
@@ -286,13 +322,15 @@ class CellProgress(progress.Progress):
         self(Count("cells", ended, self._total))
 
     def seconds_left(self) -> float:
-        """Estimate the remaining time from the mean duration of each method, or of all methods for one without a finished cell."""
+        """Estimate the remaining time from the mean duration of each method; for one without a finished cell, as expected or from all."""
         known = [seconds for of_method in self._seconds.values() for seconds in of_method]
-        if not known:
-            return float("nan")
-        left = trainings(self._todo.values())
-        estimates = (max(fmean(self._seconds.get(cell.label, known)) for cell in cells) for cells in left)
-        return sum(estimates) / min(self._jobs, max(len(left), 1))
+        mean = fmean(known) if known else float("nan")
+        left = [max(self._usual(cell, mean) for cell in cells) for cells in trainings(self._todo.values())]
+        return sum(left) / min(self._jobs, max(len(left), 1))
+
+    def _usual(self, cell: Cell, mean: float) -> float:
+        own = self._seconds.get(cell.label)
+        return fmean(own) if own else self._expected.get(cell.key, mean)
 
 
 def about(seconds: float) -> str:

@@ -18,10 +18,11 @@ from edge_fl.methods.finetuned import FineTuned
 from edge_fl.toml import parse_value
 from edge_fl_lab.recipe_changes import with_method
 from edge_fl_server.recipes import PARTITIONS, partition_label
+from edge_fl_server.recipes.hours import REFERENCES
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.training.studies import with_network
 
-ALWAYS = ("local", "fedavg", "fedavg+ft")
+ALWAYS = REFERENCES
 """Part of every comparison that does not leave them out, as the references for sharing and for personalisation."""
 
 METHOD_SETTINGS = ("compression.", "privacy.")
@@ -133,17 +134,21 @@ def blocks(cells: Iterable[Cell]) -> Iterator[tuple[tuple[str, str], list[Cell]]
 
 
 def trainings(cells: Iterable[Cell]) -> list[list[Cell]]:
-    """Group cells whose rounds are the same: NAME and NAME+ft, which only fine-tunes at the end, with otherwise equal recipes."""
+    """Group cells whose rounds are the same."""
     grouped: dict[str, list[Cell]] = {}
     for cell in cells:
-        method = cell.recipe.method
-        if method.name.endswith("+ft"):
-            name, own = method.name.removesuffix("+ft"), hypers_of(FineTuned)
-            options = {key: value for key, value in method.options.items() if key not in own}
-            method = msgspec.structs.replace(method, name=name, options=options)
-        rounds = Cell("", msgspec.structs.replace(cell.recipe, method=method))
-        grouped.setdefault(rounds.key, []).append(cell)
+        grouped.setdefault(Cell("", rounds_of(cell.recipe)).key, []).append(cell)
     return list(grouped.values())
+
+
+def rounds_of(recipe: Recipe) -> Recipe:
+    """The recipe with the same rounds: that of NAME for NAME+ft, which only fine-tunes at the end, otherwise itself."""
+    method = recipe.method
+    if not method.name.endswith("+ft"):
+        return recipe
+    name, own = method.name.removesuffix("+ft"), hypers_of(FineTuned)
+    options = {key: value for key, value in method.options.items() if key not in own}
+    return msgspec.structs.replace(recipe, method=msgspec.structs.replace(method, name=name, options=options))
 
 
 def _pair(label: str, pair: str) -> tuple[str, Option]:

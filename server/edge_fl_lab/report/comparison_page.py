@@ -243,7 +243,7 @@ def _features(runs: Runs, where: str, folder: Path, watch: Watch) -> Iterator[Dr
         )
     seen: dict[str, list[FeatureProbe]] = {}
     for label, each in runs.items():
-        if found := [one for cell, _ in each if (one := cell_runs.read_probe(cell.key, folder))]:
+        if found := [one for _, result in each if (one := cell_runs.read_probe(result, folder))]:
             seen[label] = found
     if len(seen) < 2:
         return

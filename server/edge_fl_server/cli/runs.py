@@ -35,8 +35,9 @@ def list_runs(runs: RunsOption = RUNS, format: FormatOption = Format.TABLE) -> N
 
 
 def list_recipes(format: FormatOption = Format.TABLE) -> None:
-    """List every recipe: method, dataset, partition, size, and the paper's table that it reproduces."""
+    """List every recipe: method, dataset, partition, size, hours of its whole comparison, and the paper's table that it reproduces."""
     from edge_fl_server import recipes
+    from edge_fl_server.recipes import hours
 
     rows = []
     for name in recipes.names():
@@ -49,10 +50,24 @@ def list_recipes(format: FormatOption = Format.TABLE) -> None:
             "clients": recipe.data.clients,
             "participation": recipe.cohort.participation,
             "rounds": recipe.rounds,
+            "hours": hours.of_comparison(recipe),
             "title": recipes.title(name),
         })  # fmt: skip
     columns = {key: key for key in rows[0]} | {
         "participation": Column("participation", units.percent, rank=1),
+        "hours": Column("hours", _two_digits),
         "title": Column("title", prose=True, rank=2),
     }
     show_table(rows, columns, format)
+    print_status(
+        f"hours: about, of all methods and seeds of 'edge-fl compare --recipe NAME', on one core of {hours.costs().machine};"
+        " with --estimate that command measures this machine"
+    )
+
+
+def _two_digits(hours: float | None) -> str:
+    """The digits that an estimate has: 0.0036, 39, 7,000."""
+    if hours is None:
+        return units.NOTHING
+    rounded = float(f"{hours:.2g}")
+    return f"{rounded:g}" if rounded < 10 else f"{rounded:,.0f}"

@@ -253,11 +253,13 @@ def simulate(
 ) -> RunResult:
     """Simulate a study in this process. Raises as `execute`; `say` receives which engine was chosen, and why."""
     setup = of_study(study)
-    return execute(setup, simulated_clients(setup, say), hooks or RunHooks(), watch)
+    return execute(setup, simulated_clients(setup, say, watch), hooks or RunHooks(), watch)
 
 
-def simulated_clients(setup: RunSetup, say: Callable[[str], None] = lambda line: None) -> Clients:
-    """The study's clients, trained in this process by the recipe's engine."""
+def simulated_clients(
+    setup: RunSetup, say: Callable[[str], None] = lambda line: None, watch: Watch = unwatched
+) -> Clients:
+    """The study's clients, trained in this process by the recipe's engine; `watch` receives the progress of its choice."""
     assert setup.study is not None, "source 'fleet' has no simulated clients"
     recipe, cohort = setup.recipe, setup.recipe.cohort
     if warning := precision.slowdown(recipe.precision, setup.device):
@@ -269,6 +271,7 @@ def simulated_clients(setup: RunSetup, say: Callable[[str], None] = lambda line:
         setup.plan,
         say,
         setup.chosen,
+        watch,
     )
     if cohort.drop_out or cohort.slow_training:
         clients = UnreliableClients(clients, cohort, recipe.seed)

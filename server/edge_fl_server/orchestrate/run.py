@@ -161,7 +161,7 @@ def _simulate(
 ) -> RunResult:
     recorder = Recorder(results, setup.plan, totals, every_round=False)
     try:
-        clients = simulated_clients(setup, progress.print)
+        clients = simulated_clients(setup, progress.print, progress)
         return execute(setup, clients, CombinedHooks(recorder, hooks), progress, saved)
     finally:
         recorder.conclude({})

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,7 +16,8 @@ from edge_fl import cli
 from edge_fl.errors import DataError, MethodError
 from edge_fl.files import npz
 from edge_fl.methods import METHODS
-from edge_fl_lab.compare import cell_runs, comparison
+from edge_fl_lab.compare import cell_runs, comparison, sources
+from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import Cell, cells
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 
@@ -27,16 +29,18 @@ TINY = with_settings(
 
 
 def test_every_place_whose_code_affects_numbers_exists() -> None:
-    assert not [place for place in cell_runs.PLACES if not (ROOT / "server" / place).exists()]
+    assert not [place for place in sources.PLACES if not (ROOT / "server" / place).exists()]
 
 
 def written(folder: Path) -> dict[str, int]:
-    return {path.stem: path.stat().st_mtime_ns for path in (folder / "cells").glob("*.json")}
+    """When the newest result of each cell was written."""
+    found = sorted((path.stat().st_mtime_ns, path.stem) for path in (folder / "cells").glob("*.json"))
+    return {stem.partition("-")[0]: at for at, stem in found}
 
 
 def forget() -> None:
     """Forget what a process remembers of sources and data, as a new process does."""
-    for remembered in (cell_runs._source, cell_runs._framework, cell_runs._data, cell_runs._dataset):
+    for remembered in (sources._of_files, sources.of_framework, cell_runs._data, cell_runs._dataset):
         remembered.cache_clear()
 
 
@@ -94,14 +98,23 @@ def test_editing_a_method_reruns_exactly_its_cells_and_a_killed_comparison_keeps
     assert len(kept) == 2
     whole, _ = again()
     assert len(whole) == 10 and {key: whole[key] for key in kept} == kept
-    with (tmp_path / "edge_fl" / "methods" / "fedrep.py").open("a") as file:
-        file.write("\n# edited\n")
+    method = tmp_path / "edge_fl" / "methods" / "fedrep.py"
+    original = method.read_text()
+    method.write_text(f'{original}\n# edited\n"""and more"""\n')
+    assert again()[0] == whole
+    method.write_text(f"{original}\nEDITED = True\n")
     edited, said = again()
     changed = {key for key in whole if edited[key] != whole[key]}
     recipe = with_settings(Recipe(name="compare"), ["data.clients=3", "data.fraction=0.2", "rounds=1"])
     assert changed == {cell.key for cell in cells(recipe, ["fedrep"], seeds=2) if cell.label == "fedrep"}
     assert "rerun of 2 cells: source of method fedrep changed" in said
     assert again()[0] == edited
+    method.write_text(original)
+    reverted, said = again()
+    assert (
+        reverted == edited
+        and f"10 cells taken from {out}/cells, 2 from before a change that was undone" in said
+    )
 
 
 def test_other_data_another_engine_and_an_edited_model_of_the_user_run_a_cell_again(
@@ -138,19 +151,109 @@ def test_other_data_another_engine_and_an_edited_model_of_the_user_run_a_cell_ag
     vector = Cell(cell.label, with_settings(cell.recipe, ["engine=vector"]))
     assert reasons(vector) == "rerun of 1 cell: engine changed"
     assert reasons(vector) == ""
+    forget()
+    comparison.run([cell], out)  # the engine of before
+    assert (
+        "1 cell taken from" in (said := capsys.readouterr().err) and "before a change that was undone" in said
+    )
+
+
+CODE = """
+from dataclasses import dataclass
+
+@dataclass
+class Step:
+    size: int = 3
+
+def run(step, times=1):
+    total = 0
+    for _ in range(times):
+        total += step.size
+    return total
+"""
+
+
+def hashed(folder: Path, source: str) -> str:
+    path = folder / "some.py"
+    path.write_text(source)
+    return sources._hash([path])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("\n\n", "\n# a remark\n"),
+        ("size: int = 3", 'size: int = (\n        3\n    )\n    """How long."""'),
+        ("times=1):", 'times=1):\n    """Run."""'),
+        ("step, times=1)", 'step: "Step", times: int = 1) -> int'),
+        ("total = 0", "total: int = 0"),
+        ("from dataclasses", "from __future__ import annotations\nfrom typing import Any\nfrom dataclasses"),
+        ("@dataclass\n", "if TYPE_CHECKING:\n    import torch\n\n@dataclass\n"),
+        ("    return total", "    pass\n    return total"),
+    ],
+)
+def test_what_has_no_effect_when_code_runs_is_no_change(tmp_path: Path, before: str, after: str) -> None:
+    changed = CODE.replace(before, after)
+    assert changed != CODE and hashed(tmp_path, changed) == hashed(tmp_path, CODE)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("size: int", "size: float"),  # read by dataclasses
+        ("    size: int = 3", "    size = 3"),
+        ("= 3", "= True"),
+        ("total = 0", "total = 0.0"),
+        ("total = 0", "total = None"),
+        ("times=1", "times=2"),
+        ("+=", "-="),
+        ("return total", "return"),
+    ],
+)
+def test_what_has_an_effect_is_a_change(tmp_path: Path, before: str, after: str) -> None:
+    changed = CODE.replace(before, after)
+    assert changed != CODE and hashed(tmp_path, changed) != hashed(tmp_path, CODE)
+
+
+def test_the_results_of_earlier_inputs_are_kept_but_not_all_of_them(tmp_path: Path) -> None:
+    (cell, *_) = cells(TINY, [])
+    (tmp_path / "cells").mkdir()
+    versions = [{"source": str(number)} for number in range(cell_runs.VERSIONS + 1)]
+
+    def found(inputs: dict[str, str]) -> float:
+        stored = cell_runs.read(cell, tmp_path, inputs)
+        assert stored
+        return stored.seconds
+
+    def result(number: int) -> CellResult:
+        return CellResult(
+            cell.key, cell.label, cell.recipe, inputs=versions[number], seconds=float(number + 1)
+        )
+
+    former = tmp_path / "cells" / f"{cell.key}.json"  # its name before the inputs were part of it
+    former.write_bytes(msgspec.json.encode(result(0)))
+    former.with_suffix(".npz").touch()
+    for number in range(1, len(versions)):
+        os.utime(former, ns=(0, 0))
+        assert found(versions[0]) == 1
+        cell_runs.write(result(number), tmp_path)
+        assert found(versions[number]) == number + 1
+    assert found(versions[0]) == len(versions), "the oldest is gone, the newest says what changed"
+    assert found(versions[1]) == 2
+    assert not former.exists() and not former.with_suffix(".npz").exists()
 
 
 def test_a_result_without_its_inputs_is_run_again(tmp_path: Path) -> None:
     (cell, *_) = cells(TINY, [])
-    cell_runs.write(cell_runs.CellResult(cell.key, cell.label, cell.recipe), tmp_path)
+    cell_runs.write(CellResult(cell.key, cell.label, cell.recipe), tmp_path)
     assert comparison.run([cell], tmp_path)[cell.key].last
 
 
 def test_the_source_of_a_method_is_its_file_and_those_that_it_imports() -> None:
-    assert cell_runs._imported(("edge_fl.methods.fedrep",)).keys() == {"edge_fl.methods.fedrep"}
-    assert "edge_fl.models.normalise" in cell_runs._imported(("edge_fl.methods.fedrir",))
+    assert sources.imported(("edge_fl.methods.fedrep",)).keys() == {"edge_fl.methods.fedrep"}
+    assert "edge_fl.models.normalise" in sources.imported(("edge_fl.methods.fedrir",))
     for method in METHODS.values():
-        assert method.__module__ in cell_runs._imported((method.__module__,))
+        assert method.__module__ in sources.imported((method.__module__,))
 
 
 def test_invalid_models_methods_and_data_are_reported_before_the_first_cell(tmp_path: Path) -> None:

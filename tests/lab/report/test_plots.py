@@ -234,8 +234,10 @@ def test_a_client_with_its_own_extractor_is_seen_through_it(tmp_path: Path) -> N
     """Ditto's clients have a personal and a shared model: their features are not FedAvg's."""
     base = with_settings(Recipe(), ["data.clients=3", "rounds=1", *SMALL])
     grid = {cell.label: cell for cell in cells(base, ["ditto"])}
-    comparison.run(list(grid.values()), tmp_path)
-    seen = {label: comparison_page.cell_runs.read_probe(cell.key, tmp_path) for label, cell in grid.items()}
+    found = comparison.run(list(grid.values()), tmp_path)
+    seen = {
+        label: comparison_page.cell_runs.read_probe(found[cell.key], tmp_path) for label, cell in grid.items()
+    }
     fedavg, tuned, ditto = seen["fedavg"], seen["fedavg+ft"], seen["ditto"]
     assert fedavg and tuned and ditto
     assert np.array_equal(fedavg.y, ditto.y) and np.array_equal(fedavg.client, ditto.client)

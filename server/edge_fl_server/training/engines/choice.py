@@ -4,8 +4,8 @@ All engines train the same batches with the same code. `sequential` and `pool` a
 another order and agrees up to rounding. Each is measured with one thread per process, because threads that share a step wait for each
 other as soon as another program uses a core. The chosen one computes with one thread, too.
 
-A sample of the run's clients is measured, and extrapolated to its rounds by the number of batches. The sample is a store of its own, so
-that the run's personal parts and privacy budgets are untouched. A small federation is its own sample.
+A sample of the run's clients is measured, and extrapolated to its rounds by the number of batches, and of epochs where a step takes long.
+The sample is a store of its own, so that the run's personal parts and privacy budgets are untouched. A small federation is its own sample.
 """
 
 import dataclasses
@@ -24,6 +24,8 @@ from msgspec.structs import replace
 
 from edge_fl import plugins
 from edge_fl.config import PrivacyConfig
+from edge_fl.console import units
+from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.data.partition import Split
 from edge_fl.errors import ConfigError, nearest
 from edge_fl.learn.aggregation.mean import Update
@@ -44,9 +46,13 @@ REPEATS, BUDGET_S = 3, 0.8  # of a comparison, after a warm-up round of each eng
 LEAST_BATCHES = 2  # of a client
 SHORT_S = 2.0  # shorter runs are not calibrated
 SAMPLE_S, SAMPLE_SHARE = 0.2, 0.02  # duration of a round of the sample, and at most which share of the run
+MOST_SHARE, LEAST_LIMIT_S = 0.05, 2.0  # of the run that measurements may take, and what they always may
+WARM_S = 1.0  # a first round that takes longer is not repeated: the start is a small part of it
+TOLD_S = 5.0  # longer measurements are announced
 SLOW_STEP_S = 0.004  # steps of a client above which the overhead that `vector` saves does not matter
 CLEAR_LEAD = 1.3  # of the fastest engine after one round of each, at which no further rounds are measured
 MIN_SPEEDUP = 1.1  # of `vector`, which rounds differently, and of a pool that is not running
+Clock = Callable[[], float]
 Build = Callable[[ClientStore, Method], Clients]
 ENTRY_POINTS = "edge_fl.engines"
 """The entry-point group of further engines: name -> `Build`."""
@@ -62,7 +68,9 @@ class RoundTime(NamedTuple):
 def cohort_sizes(plan: Plan, store: ClientStore) -> list[int]:
     """Batches of the clients of an average cohort: evenly spaced in the order of their sizes."""
     everyone = sorted(batches(store).values())
-    count = max(int(plan.cohort.participation * len(everyone)), 1)
+    highest = plan.cohort.participation
+    share = (min(plan.cohort.participation_from or highest, highest) + highest) / 2
+    count = max(int(share * len(everyone)), 1)
     return [everyone[int((place + 0.5) * len(everyone) / count)] for place in range(count)]
 
 
@@ -79,25 +87,25 @@ def longest(sizes: Sequence[int], workers: int) -> int:
     return max(loads)
 
 
-def sample(store: ClientStore, at_most: float, least: int = 1) -> ClientStore:
+def sample(store: ClientStore, at_most: float, least: int = 1, *, once: bool = False) -> ClientStore:
     """Clients of about mean size with `at_most` batches in all, at least `least` clients with LEAST_BATCHES each.
 
-    The whole store if it fits. Clients that are too large are shortened, with their validation and test sets.
+    The whole store if it fits. Clients that are too large are shortened, with their validation and test sets. `once`: they train one epoch.
     """
     sizes = batches(store)
     order = sorted(store, key=lambda id: (sizes[id], id))
     total = sum(sizes.values())
     if total <= at_most:
-        return _part(store, order, 1.0)
+        return _part(store, order, 1.0, once)
     mean = total / len(order)
     count = min(max(int(at_most / mean / least), 1) * least, len(order))
     sums = np.convolve([sizes[id] for id in order], np.ones(count), "valid")
     start = int(np.abs(sums - mean * count).argmin())
     chosen = order[start : start + count]
-    return _part(store, chosen, min(at_most / sums[start], 1.0))
+    return _part(store, chosen, min(at_most / sums[start], 1.0), once)
 
 
-def _part(store: ClientStore, clients: Sequence[ClientId], share: float) -> ClientStore:
+def _part(store: ClientStore, clients: Sequence[ClientId], share: float, once: bool) -> ClientStore:
     """A share of the data of some clients, without privacy, because a measurement sends nothing, and without evaluation of updates."""
     split, settings = store.split, store.settings
     shortest = LEAST_BATCHES * settings.spec.method.batch_size
@@ -112,7 +120,9 @@ def _part(store: ClientStore, clients: Sequence[ClientId], share: float) -> Clie
     ends = np.cumsum([len(row) for row in flat])[:-1]
     renumbered = np.split(np.arange(len(taken)), ends)
     sets = (tuple(renumbered[n * len(ids) : (n + 1) * len(ids)]) for n in range(3))
-    spec = replace(settings.spec, privacy=PrivacyConfig(), evaluate_every=0)
+    config = settings.spec.method
+    config = replace(config, epochs=min(config.epochs, 1)) if once else config
+    spec = replace(settings.spec, method=config, privacy=PrivacyConfig(), evaluate_every=0)
     small = replace(settings, spec=spec, clients=ids)
     return dataclasses.replace(
         store,
@@ -124,17 +134,31 @@ def _part(store: ClientStore, clients: Sequence[ClientId], share: float) -> Clie
 
 
 def round_times(
-    engines: Mapping[str, Clients], method: Method, workers: Mapping[str, int], *, repeats: int = REPEATS
+    engines: Mapping[str, Clients],
+    method: Method,
+    workers: Mapping[str, int],
+    *,
+    repeats: int = REPEATS,
+    watch: Watch = unwatched,
+    clock: Clock = time.perf_counter,
 ) -> dict[str, RoundTime]:
-    """Median times of a round by each engine's clients, trained by so many `workers`; they alternate, after a warm-up round of each."""
+    """Median times of a round by each engine's clients, trained by so many `workers`; they alternate, after a warm-up round of each.
+
+    If all take more than WARM_S, they are not repeated.
+    """
     shared = steps.start(method)
+
+    def timed(name: str) -> RoundTime:
+        return _round(engines[name], method, shared, workers[name], f"timing engine {name}", watch, clock)
+
+    first = {name: timed(name) for name in engines}
+    if min(map(sum, first.values())) > WARM_S:
+        return first
     found: dict[str, list[RoundTime]] = {name: [] for name in engines}
-    for name, clients in engines.items():
-        _round(clients, method, shared, workers[name])
     began = time.perf_counter()
     for _ in range(repeats):
-        for name, clients in engines.items():
-            found[name].append(_round(clients, method, shared, workers[name]))
+        for name in engines:
+            found[name].append(timed(name))
         if time.perf_counter() - began > BUDGET_S * len(engines):
             break
     return {
@@ -142,16 +166,24 @@ def round_times(
     }
 
 
-def _round(clients: Clients, method: Method, shared: Parts, workers: int) -> RoundTime:
-    now = method.at(1)
+def _round(
+    clients: Clients, method: Method, shared: Parts, workers: int, stage: str, watch: Watch, clock: Clock
+) -> RoundTime:
+    now, of = method.at(1), len(clients.ids())
     downs: Downs = {id: steps.broadcast(now, shared, id) for id in clients.ids()}
-    start = time.perf_counter()
-    arrivals = [time.perf_counter() - start for _ in clients.each("train", 1, now, downs)]
-    middle = time.perf_counter()
+    watch(Count(stage, 0, of))
+    start = clock()
+    arrivals = []
+    for done, _ in enumerate(clients.each("train", 1, now, downs), 1):
+        arrivals.append(clock() - start)
+        watch(Count(stage, done - (done == of), of))  # its evaluation is left
+    middle = clock()
     if method.predicts_early or method.has_global:
         for _ in clients.each("evaluate", 1, now, downs):
             pass
-    return RoundTime(balanced(arrivals, workers), time.perf_counter() - middle)
+    end = clock()
+    watch(Count(stage, of, of))
+    return RoundTime(balanced(arrivals, workers), end - middle)
 
 
 def balanced(arrivals: Sequence[float], workers: int) -> float:
@@ -208,10 +240,11 @@ def build(
     plan: Plan,
     report: Callable[[str], None],
     chosen: EngineTiming | None = None,
+    watch: Watch = unwatched,
 ) -> Clients:
     """Build the clients of an engine. "auto" chooses one, if none is `chosen` yet, and `report`s the reason. Raises ConfigError."""
     if engine == "auto" and chosen is None:
-        chosen = choose(store, method, plan)
+        chosen = choose(store, method, plan, report, watch)
         report(f"engine: {chosen}")
     if chosen is None:
         return find(engine)(store, method)
@@ -236,8 +269,17 @@ def find(engine: str) -> Build:
     )
 
 
-def choose(store: ClientStore, method: Method, plan: Plan) -> EngineTiming:
-    """Choose an engine: on a CPU by a measurement, on another device `vector` if the method allows it."""
+def choose(
+    store: ClientStore,
+    method: Method,
+    plan: Plan,
+    report: Callable[[str], None] = lambda line: None,
+    watch: Watch = unwatched,
+) -> EngineTiming:
+    """Choose an engine: on a CPU by a measurement, on another device `vector` if the method allows it.
+
+    `report` is told about a measurement that takes long, `watch` receives its progress.
+    """
     load = os.getloadavg()[0]
     engine, reason, threads = "", "", torch.get_num_threads()
     if multiprocessing.parent_process() is not None:
@@ -249,61 +291,124 @@ def choose(store: ClientStore, method: Method, plan: Plan) -> EngineTiming:
     if engine:
         return EngineTiming(engine, processes.cores(), threads, load, reason)
     with processes.threads(1):
-        return _measure(store, plan, EngineTiming("sequential", processes.cores(), 1, load))
+        return _measure(store, plan, EngineTiming("sequential", processes.cores(), 1, load), report, watch)
 
 
-def _measure(store: ClientStore, plan: Plan, blank: EngineTiming) -> EngineTiming:
+class Pace(NamedTuple):
+    """Seconds of all rounds of a run, of a batch in all its epochs, and of a step, if its clients train one after another."""
+
+    in_all_s: float
+    batch_s: float
+    step_s: float
+
+
+def pace(store: ClientStore, plan: Plan, watch: Watch = unwatched, clock: Clock = time.perf_counter) -> Pace:
+    """Measure one client with a few batches, in one epoch."""
+    one = sample(store, LEAST_BATCHES, once=True)
+    times = _alone(one, watch, clock)
+    step_s = times.train / sum(batches(one).values()) / _passes(one)
+    times = times._replace(train=times.train * _passes(store) / _passes(one))
+    batch_s = times.train / sum(batches(one).values())
+    return Pace(plan.rounds * expected(times, one, store, plan), batch_s, step_s)
+
+
+def run_seconds(store: ClientStore, plan: Plan, clock: Clock = time.perf_counter) -> float:
+    """Expected duration of all rounds of a run whose clients train one after another. A model of short steps is measured a second time."""
+    found = pace(store, plan, clock=clock)
+    if found.step_s > SLOW_STEP_S:
+        return found.in_all_s
+    part = sample(store, SAMPLE_S / found.batch_s)
+    return plan.rounds * expected(_alone(part, unwatched, clock), part, store, plan)
+
+
+def _alone(part: ClientStore, watch: Watch, clock: Clock) -> RoundTime:
+    method = build_method(part.settings.spec)
+    engines = {"sequential": SequentialClients(dict(part), method)}
+    return round_times(engines, method, {"sequential": 1}, repeats=1, watch=watch, clock=clock)["sequential"]
+
+
+def _passes(store: ClientStore) -> int:
+    """How often a client trains with each of its samples, some of them over features alone."""
+    method = build_method(store.settings.spec)
+    return max(method.epochs, 1) + int(getattr(method, "head_epochs", 0))
+
+
+def _measure(
+    store: ClientStore, plan: Plan, blank: EngineTiming, report: Callable[[str], None], watch: Watch
+) -> EngineTiming:
     """Measure the engines that can be the fastest, and complete the record."""
-    one = sample(store, LEAST_BATCHES)
-    method = build_method(one.settings.spec)
-    alone = round_times({"": SequentialClients(dict(one), method)}, method, {"": 1}, repeats=1)[""]
-    batch_s = alone.train / sum(batches(one).values())
-    passes = max(method.epochs, 1) + int(getattr(method, "head_epochs", 0))  # some over features alone
-    step_s = batch_s / passes
-    in_all_s = plan.rounds * expected(alone, one, store, plan)
+    began = time.perf_counter()
+    in_all_s, batch_s, step_s = pace(store, plan, watch)
     if in_all_s < SHORT_S:
         return replace(blank, reason=f"about {in_all_s:.1g} s in all, too short to compare engines")
-    part = sample(store, min(SAMPLE_S, SAMPLE_SHARE * in_all_s) / batch_s, blank.cores)
+    slow = step_s > SLOW_STEP_S
+    at_most = min(SAMPLE_S, SAMPLE_SHARE * in_all_s) / batch_s
+    part = sample(store, at_most, blank.cores, once=slow)
+    method = build_method(part.settings.spec)
     engines: dict[str, Clients] = {"sequential": SequentialClients(dict(part), method)}
     left_out = {}
     if obstacle := vector.obstacle(method):
         left_out["vector"] = obstacle
-    elif step_s > SLOW_STEP_S:
+    elif slow:
         left_out["vector"] = f"a step takes {1000 * step_s:.0f} ms, most of it arithmetic"
     else:
         engines["vector"] = VectorClients(dict(part), method)
 
     workers = {"sequential": 1, "vector": 1, "pool": blank.cores}
+    passes = _passes(store) / _passes(part)
 
-    def in_run(times: Mapping[str, RoundTime]) -> dict[str, float]:
+    def in_run(names: Mapping[str, Clients], repeats: int = 1) -> dict[str, float]:
+        """Expected seconds of a round of the run with each engine."""
+        times = round_times(names, method, workers, repeats=repeats, watch=watch)
         return {
-            name: expected(each, part, store, plan, workers[name], workers[name])
+            name: expected(
+                each._replace(train=each.train * passes), part, store, plan, workers[name], workers[name]
+            )
             for name, each in times.items()
         }
 
-    times = round_times(engines, method, workers, repeats=1)
+    start_s = processes.start_seconds(blank.cores)
+    at_best = in_all_s / plan.rounds * _lower_bound(store, plan, blank.cores)
+    takes_s = 2 * batch_s / passes * sum(batches(part).values())  # by `sequential` and, at worst, `pool`
+    if takes_s > max(MOST_SHARE * in_all_s, LEAST_LIMIT_S):
+        pays = slow and CLEAR_LEAD * (start_s + plan.rounds * at_best) < in_all_s
+        return replace(
+            blank,
+            engine="pool" if pays else "sequential",
+            reason=f"to measure others would take more than {MOST_SHARE:.0%} of the run",
+        )
+    if takes_s > TOLD_S:
+        report(f"timing the engines on {len(part)} clients: about {units.seconds(takes_s, 0)}")
+    seconds = in_run(engines)
     for name, clients in [*engines.items()]:
         if isinstance(clients, VectorClients) and clients.fallback:
             left_out[name] = clients.fallback
-            del engines[name], times[name]
-    seconds = in_run(times)
-    at_best = expected(times["sequential"], part, store, plan, blank.cores)
+            del engines[name], seconds[name]
     was_running = processes.running(blank.cores)
-    start_s = processes.start_seconds(blank.cores)
+    at_best = seconds["sequential"] * _lower_bound(store, plan, blank.cores)
     if MIN_SPEEDUP * (start_s + plan.rounds * at_best) < plan.rounds * min(seconds.values()):
+        processes.pool(blank.cores)  # its start is no part of a round
         engines["pool"] = PoolClients(part)
-        seconds |= in_run(round_times({"pool": engines["pool"]}, method, workers, repeats=1))
+        seconds |= in_run({"pool": engines["pool"]})
     else:
         best = min(seconds, key=seconds.__getitem__)
         left_out["pool"] = f"with {blank.cores} processes at best as fast as {best}, including their start"
-    fastest = sorted(seconds.values())
-    if len(fastest) > 1 and fastest[1] < CLEAR_LEAD * fastest[0]:
-        seconds = in_run(round_times(engines, method, workers))
+    close = {
+        name: engines[name] for name, each in seconds.items() if each < CLEAR_LEAD * min(seconds.values())
+    }
+    if len(close) > 1 and time.perf_counter() - began < max(MOST_SHARE * in_all_s, LEAST_LIMIT_S):
+        seconds |= in_run(close, REPEATS)
     # only measured engines are in `seconds`: a pool's lower bound is no measurement
     engine = min(seconds, key=lambda name: seconds[name] * (MIN_SPEEDUP if name == "vector" else 1.0))
     if engine != "pool" and not was_running:
         processes.end(blank.cores)
     return replace(blank, engine=engine, seconds=seconds, left_out=left_out)
+
+
+def _lower_bound(store: ClientStore, plan: Plan, workers: int) -> float:
+    """Share of a round's duration that is left with so many workers at best: no round is shorter than its largest client."""
+    sizes = cohort_sizes(plan, store)
+    return longest(sizes, workers) / sum(sizes)
 
 
 def _pool(store: ClientStore, method: Method) -> Clients:

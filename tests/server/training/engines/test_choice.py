@@ -1,5 +1,6 @@
 """Engine "auto": what is measured, how it is extrapolated, and what is chosen, recorded and ended."""
 
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 from edge_fl.config import PrivacyConfig
+from edge_fl.console.progress import Count
 from edge_fl.errors import ConfigError
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.method import Method
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines import choice, processes
@@ -123,6 +126,70 @@ def test_a_method_that_cannot_be_vectorised_is_measured_without() -> None:
 def test_steps_of_much_arithmetic_are_not_vectorised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "SLOW_STEP_S", 0.0)
     assert "most of it arithmetic" in choose(store(), LONG).left_out["vector"]
+
+
+def test_progress_names_the_engine_that_is_timed() -> None:
+    counts: list[Count] = []
+    at = store()
+    choice.choose(at, build_method(at.settings.spec), LONG, pytest.fail, counts.append)
+    stages = [count.stage for count in counts]
+    assert list(dict.fromkeys(stages))[:2] == ["timing engine sequential", "timing engine vector"]
+    for stage in set(stages):
+        assert [count for count in counts if count.stage == stage][-1].over, stage
+
+
+def test_a_long_measurement_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "TOLD_S", 0.0)
+    at, lines = store(), list[str]()
+    choice.build("auto", at, build_method(at.settings.spec), LONG, lines.append)
+    assert lines[0].startswith("timing the engines on ") and lines[1].startswith("engine: ")
+
+
+@pytest.mark.parametrize(("speedup", "engine"), [(1.0, "sequential"), (4.0, "pool")])
+def test_what_would_take_too_much_of_the_run_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, speedup: float, engine: str
+) -> None:
+    """A run of a few long steps: two processes at best take a share of the time."""
+    monkeypatch.setattr(choice, "SLOW_STEP_S", 0.0)
+    monkeypatch.setattr(
+        choice, "pace", lambda *arguments: choice.Pace(in_all_s=100.0, batch_s=10.0, step_s=10.0)
+    )
+    monkeypatch.setattr(choice, "_lower_bound", lambda *arguments: 1 / speedup)
+    monkeypatch.setattr(choice, "round_times", lambda *arguments, **options: pytest.fail("measured"))
+    found = choose(store(), Plan(1))
+    assert found.engine == engine and not found.seconds
+    assert "more than 5% of the run" in str(found)
+
+
+def test_long_steps_are_measured_in_one_epoch_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "SLOW_STEP_S", 0.0)
+    monkeypatch.setattr(choice, "WARM_S", 0.0)
+    epochs, rounds = list[int](), list[str]()
+    round_ = choice._round
+
+    def counted(clients: Clients, method: Method, *arguments: Any) -> RoundTime:
+        epochs.append(method.epochs)
+        rounds.append(type(clients).__name__)
+        return round_(clients, method, *arguments)
+
+    monkeypatch.setattr(choice, "_round", counted)
+    at = store(epochs=10)
+    choose(at, LONG)
+    assert set(epochs) == {1}
+    assert rounds[:2] == ["SequentialClients"] * 2 and len(rounds) <= 5
+
+
+def test_a_run_is_expected_to_take_its_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "SLOW_STEP_S", 0.0)
+    one, ten = (choice.run_seconds(store(epochs=epochs), Plan(5), time.process_time) for epochs in (1, 10))
+    assert 4 < ten / one < 25
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_a_cohort_has_as_many_clients_as_train_in_a_round_on_average(method: str) -> None:
+    few = Plan(5, cohort=CohortConfig(participation=0.5, participation_from=0.1))
+    at = store(clients=20, samples=2000, method=method)
+    assert len(choice.cohort_sizes(few, at)) == 6, "a share of 0.3 on average"
 
 
 def test_a_small_federation_is_its_own_sample() -> None:
