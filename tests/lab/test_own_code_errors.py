@@ -10,8 +10,7 @@ import pytest
 from edge_fl import cli
 from edge_fl.errors import MethodError, RunError
 from edge_fl_lab.research import compare, run
-from edge_fl_server.orchestrate import execution
-from edge_fl_server.orchestrate import run as orchestrator
+from edge_fl_server.orchestrate import execution, own_code
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.training.engines import processes
 
@@ -170,6 +169,19 @@ class Forgetful(Base):
         return {"extractor": self.train(self.loss, {**down, **own}, data)["extractor"]}, {}
 
 @dataclass(frozen=True)
+class InPlace(Base):
+    def local_update(self, down, own, data):
+        for name, tensor in self.train(self.loss, down, data)["head"].items():
+            down["head"][name].copy_(tensor)
+        return down, own
+
+@dataclass(frozen=True)
+class Replacing(Base):
+    def local_update(self, down, own, data):
+        down.update(self.train(self.loss, down, data), more={})
+        return {"extractor": down["extractor"], "head": down["head"]}, own
+
+@dataclass(frozen=True)
 class Typo(Base):
     def result(self, new, own):
         return new, owm
@@ -217,6 +229,8 @@ WRONG_METHODS = {
     "Flat": f"Base: local_update returned Tensor as part 'head', {DICTS}",
     "Misnamed": "returned the part 'haed', expected parts that it declares: extractor, head",
     "Forgetful": "returned no personal part 'head', expected all that it declares: head",
+    "InPlace": r"Base: local_update changed down\['head'\], which others use too; expected a copy, as of tree\.clone\(down\)",
+    "Replacing": r"Base: local_update changed down\['extractor'\], which others use too",
     "Typo": r'Base, client c000, round 1: wrongly\.py:\d+, "return new, owm": NameError: .*; the run stopped',
     "Stateful": r'wrongly\.py:\d+, "self\.memory = new": FrozenInstanceError',
     "Sum": r'Base: wrongly\.py:\d+, "return wieghted\(shared, updates\)": NameError',
@@ -283,19 +297,25 @@ def test_the_cause_is_kept_for_python() -> None:
     assert isinstance(raised.value.__cause__, NameError)
 
 
-def test_a_model_that_cannot_be_exported_is_refused_for_devices_only() -> None:
+def test_a_model_that_cannot_be_exported_is_refused_for_devices_and_simulated_with_a_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     recipe = with_settings(Recipe(source="simulated"), ["model.name=wrong:Branching", "data.fraction=0.1"])
     setup = execution.prepare(recipe)
     with pytest.raises(
         MethodError,
         match=r'cannot be exported as ONNX.*wrong\.py:\d+, "if z\.sum\(\) > 0:".*no run was started',
     ):
-        orchestrator._require_exported(setup)
-    orchestrator._require_exported(execution.prepare(with_settings(recipe, ["model.name=wrong:Good"])))
+        own_code.require_exported(setup)
+    assert cli.main(["simulate", *SMALL, "--model", "wrong:Branching"]) == 0
+    said = capsys.readouterr().err
+    assert re.search(r'wrong\.py:\d+, "if z\.sum\(\) > 0:".*simulated, but not be sent to devices\n', said)
+    assert said.startswith("model wrong:Branching: cannot be exported"), "and nothing of torch's"
+    own_code.require_exported(execution.prepare(with_settings(recipe, ["model.name=wrong:Good"])))
 
 
 def test_devices_are_said_to_need_the_package_of_what_is_not_built_in() -> None:
     settings = ["source=fleet", "model.name=wrong:Good", "method.name=wrongly:Base+ft"]
     setup = execution.prepare(with_settings(Recipe(), settings))
-    assert orchestrator._not_built_in(setup) == "method wrongly:Base+ft, model wrong:Good"
-    assert orchestrator._not_built_in(execution.prepare(with_settings(Recipe(), ["source=fleet"]))) == ""
+    assert own_code.not_built_in(setup) == "method wrongly:Base+ft, model wrong:Good"
+    assert own_code.not_built_in(execution.prepare(with_settings(Recipe(), ["source=fleet"]))) == ""

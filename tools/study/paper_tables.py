@@ -40,9 +40,11 @@ class Kept(msgspec.Struct, frozen=True):
 
 def keep(folder: Path, to: Path = SUMMARIES) -> list[Path]:
     """Store summaries of a comparison's finished cells, named after method, dataset, partition and seed."""
-    found = [msgspec.json.decode(path.read_bytes(), type=CellResult) for path in folder.glob("cells/*.json")]
+    oldest_first = sorted(folder.glob("cells/*.json"), key=lambda path: path.stat().st_mtime_ns)
+    found = [msgspec.json.decode(path.read_bytes(), type=CellResult) for path in oldest_first]
+    newest = {result.key: result for result in found}.values()
     paths = []
-    for result in sorted(found, key=lambda each: each.label):
+    for result in sorted(newest, key=lambda each: each.label):
         if not result.failure:
             measured = [point for point in result.curve if point.means]
             kept = Kept(_processor(), replace(result, clients={}, highest={}, curve=measured))

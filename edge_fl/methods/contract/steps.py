@@ -199,16 +199,37 @@ def _seeded_prediction(method: Method, x: Tensor) -> AbstractContextManager[None
 
 
 def _client_step(method: Method, step: Step, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-    """(up, own) of a step. Raises MethodError for a result of another form."""
+    """(up, own) of a step. Raises MethodError for a result of another form, and for a step that changed what it was given."""
     kept = {k: p for k, p in own.items() if k.endswith(norm.OWN) or update_codec.is_codec_state(k)}
-    result = step(norm.restored(down, own), {k: p for k, p in own.items() if k not in kept}, data)
-    if wrong := _wrong_result(method, result):
-        raise MethodError(
-            f"{method.title}: {getattr(step, '__name__', 'a step')} returned {wrong}", "the run stopped"
-        )
+    given = norm.restored(down, own), {k: p for k, p in own.items() if k not in kept}
+    before = _versions(given)
+    result = step(*given, data)
+    wrong = _wrong_result(method, result)
+    wrong = f"returned {wrong}" if wrong else _changed(before, _versions(given))
+    if wrong:
+        raise MethodError(f"{method.title}: {getattr(step, '__name__', 'a step')} {wrong}", STOPPED)
     up, new = result
     up, own_norm = norm.separated(method, up)
     return up, {**kept, **new, **own_norm}
+
+
+def _versions(given: tuple[Parts, Parts]) -> list[dict[str, list[int]]]:
+    """How often the tensors of each part were changed in place: other clients, and later steps, get the same ones."""
+    return [
+        {
+            name: [t._version for t in params.values() if not t.is_inference()]
+            for name, params in parts.items()
+        }
+        for parts in given
+    ]
+
+
+def _changed(before: list[dict[str, list[int]]], after: list[dict[str, list[int]]]) -> str:
+    """What a step changed of what it was given, and what was expected; empty if nothing."""
+    for argument, old, new in zip(("down", "own"), before, after, strict=True):
+        if changed := [name for name in {**old, **new} if old.get(name) != new.get(name)]:
+            return f"changed {argument}[{changed[0]!r}], which others use too; expected a copy, as of tree.clone({argument})"
+    return ""
 
 
 def _wrong_result(method: Method, result: Any) -> str:

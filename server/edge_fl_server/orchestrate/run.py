@@ -17,17 +17,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_fl import logs, metrics, plugins
+from edge_fl import logs, metrics
 from edge_fl.config import MAX_CLASSES
 from edge_fl.console import units
 from edge_fl.console.output import print_status
 from edge_fl.console.progress import Progress
-from edge_fl.errors import ConfigError, MethodError
-from edge_fl.methods import METHODS
-from edge_fl.methods.contract import steps
+from edge_fl.errors import ConfigError
 from edge_fl.metrics import Summary, summarise_reports
-from edge_fl.models import backbones
-from edge_fl_server.orchestrate import execution
+from edge_fl_server.orchestrate import execution, own_code
 from edge_fl_server.orchestrate.execution import RunResult, RunSetup, execute, simulated_clients
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs import checkpoint
@@ -73,8 +70,8 @@ def run(
         devices = None
         if access:
             _require_few_classes(setup)
-            _require_exported(setup)
-            if named := _not_built_in(setup):
+            own_code.require_exported(setup)
+            if named := own_code.not_built_in(setup):
                 print_status(
                     f"{named}: not part of edge-fl; a full device needs the package that has it, and without it reports bad_spec"
                 )
@@ -82,6 +79,8 @@ def run(
 
             devices = stack.enter_context(connected(access, setup, takeover=takeover))
         elif setup.study:
+            if reason := own_code.export_obstacle(setup):
+                print_status(f"{reason}; it can be simulated, but not be sent to devices")
             print_status(setup.study.histogram())
         after = (saved.round if saved else 0) if begun else None
         if begun:
@@ -220,39 +219,3 @@ def _require_few_classes(setup: RunSetup) -> None:
             f"dataset {data_name(setup.recipe)!r}: {count} classes, expected at most {MAX_CLASSES} for a run with devices",
             consequence="no run was started",
         )
-
-
-def _own_model(setup: RunSetup) -> bool:
-    return plugins.is_own(setup.spec.model.name) and not backbones.is_backbone(setup.spec.model.name)
-
-
-def _require_exported(setup: RunSetup) -> None:
-    """Raise MethodError for a model of the user's own that cannot be exported: devices get its extractor as a release."""
-    if not (_own_model(setup) and setup.method.exports):
-        return
-    from edge_fl_server.release import export
-
-    try:
-        export.export(setup.method, steps.start(setup.method))
-    except Exception as error:
-        cause: BaseException = error
-        while cause.__cause__:  # torch's own frame says only that the export failed
-            cause = cause.__cause__
-        first = (str(cause).strip() or type(cause).__name__).splitlines()[0]
-        where = plugins.own_line(cause) or plugins.own_line(error)
-        reason = f"{where}: {first}" if where else first
-        raise MethodError(
-            f"model {setup.spec.model.name}: cannot be exported as ONNX, as its releases to devices have to be ({reason})",
-            consequence="no run was started",
-        ) from error
-    finally:
-        setup.method.net.to(setup.device)
-
-
-def _not_built_in(setup: RunSetup) -> str:
-    """The method and the model that devices do not have with edge-fl, as "method gentle, model mine:Wide"; empty if none trains."""
-    if setup.recipe.source not in ("fleet", "hybrid"):
-        return ""
-    method = setup.spec.method.name
-    own = [f"method {method}"] if method.removesuffix("+ft") not in METHODS else []
-    return ", ".join(own + [f"model {setup.spec.model.name}"] * _own_model(setup))
