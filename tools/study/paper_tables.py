@@ -3,8 +3,9 @@
 python -m tools.study.paper_tables keep FOLDER ...   of a comparison's folder: its finished cells, to docs/paper-tables/
 python -m tools.study.paper_tables page              write the tables of the page anew
 
-A summary is a cell without the values of its clients and without the rounds that were not evaluated. The page has a place for each recipe:
-`<!-- table: RECIPE -->` to `<!-- end of table -->`. A test compares the page with the summaries.
+A summary is a cell without the values of its clients and without the rounds that were not evaluated. The page has a place for each recipe,
+`<!-- table: RECIPE -->` to `<!-- end of table -->`, or `<!-- rounds: RECIPE -->` for the same figures round by round. A test compares the
+page with the summaries.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 from msgspec.structs import replace
@@ -27,7 +29,10 @@ from edge_fl_server import recipes
 
 ROOT = Path(__file__).parents[2]
 SUMMARIES, PAGE = ROOT / "docs" / "paper-tables", ROOT / "docs" / "reproducing-the-papers.md"
-PLACE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+PLACE = re.compile(
+    r"(<!-- (?P<form>table|rounds): (?P<recipe>\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL
+)
+COLUMNS = 8  # of rounds
 HOUR = 3600.0
 
 
@@ -89,12 +94,45 @@ def table(name: str, stored: Sequence[Kept]) -> Table:
     return Table(headings, body, compared.title, notes, headings[1:])
 
 
+def by_round(name: str, stored: Sequence[Kept]) -> Table:
+    """Ours after some of the evaluated rounds, as the paper computes its own, next to the paper's last figure; means over seeds."""
+    cells, kept = of_recipe(name, stored)
+    results = {key: each.result for key, each in kept.items()}
+    curves: list[tuple[paper.Row, dict[int, float]]] = []
+    for row in paper.rows_of(name, cells, results):
+        of_method = [results[cell.key] for cell in cells if cell.key in results and cell.label == row.method]
+        if row.figure and (curve := _curve(of_method, row)):
+            curves.append((row, curve))
+    evaluated = sorted({round for _, curve in curves for round in curve}, reverse=True)
+    shown = sorted(evaluated[:: max(len(evaluated) // COLUMNS, 1)])
+    body = []
+    for row, curve in curves:
+        values = [f"{curve[round] * 100:.2f}" if round in curve else paper.NONE for round in shown]
+        body.append([paper.named(row), *values, paper.printed(row)])
+    headings = ["method", *(f"round {round}" for round in shown), "paper, at its end"]
+    return Table(headings, body, f"{name} round by round", [], headings[1:])
+
+
+def _curve(results: Sequence[CellResult], row: paper.Row) -> dict[int, float]:
+    """Accuracy after each evaluated round, 0..1, mean over the runs, with the mean over clients that the row has."""
+    metric = paper.EVALUATIONS[row.evaluation][0]
+    found: dict[int, list[float]] = {}
+    for point in (point for result in results for point in result.curve):
+        means = point.weighted if row.as_in.mean == "samples" else point.means
+        if metric in means:
+            found.setdefault(point.round, []).append(means[metric])
+    return {round: fmean(values) for round, values in found.items()}
+
+
+FORMS = {"table": table, "rounds": by_round}
+
+
 def page(text: str, stored: Sequence[Kept]) -> str:
     """The page with its tables written anew."""
 
     def written(found: re.Match[str]) -> str:
-        shown = table(found[2], stored)
-        return f"{found[1]}{renderers.RENDERERS['md'](shown).strip()}\n{found[3]}"
+        shown = FORMS[found["form"]](found["recipe"], stored)
+        return f"{found[1]}{renderers.RENDERERS['md'](shown).strip()}\n{found[4]}"
 
     return PLACE.sub(written, text)
 

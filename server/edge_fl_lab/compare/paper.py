@@ -112,14 +112,14 @@ def against(recipe: str, cells: Sequence[Cell], results: Mapping[str, CellResult
     Ours are computed as the paper computes its own (mean and round, see the notes). Evaluations that the paper does not print have a row
     too, where they give another number.
     """
-    printed, rows = figures(recipe), rows_of(recipe, cells, results)
+    theirs, rows = figures(recipe), rows_of(recipe, cells, results)
     seeds = max((row.ours.count for row in rows), default=0)
     body = [
         [
-            _name(row.method, row.evaluation, row.client),
+            named(row),
             _ours_text(row, seeds),
             str(row.clients),
-            _printed(row.figure) if row.figure else NONE,
+            printed(row),
             f"{row.ours.mean * 100 - row.figure.value:+.2f}" if row.figure else NONE,
             *_ranks(row, rows),
             row.as_in.title,
@@ -127,7 +127,7 @@ def against(recipe: str, cells: Sequence[Cell], results: Mapping[str, CellResult
         for row in rows
     ]
     headings = ["method", "ours", "clients", "paper", "difference", "our rank", "paper's rank", "table"]
-    notes = list(_notes(recipe, cells, printed, rows))
+    notes = list(_notes(recipe, cells, theirs, rows))
     return Table(headings, body, f"{recipe} compared with the paper", notes, headings[1:-1])
 
 
@@ -281,6 +281,11 @@ def _disagreement(rows: Sequence[Row]) -> str:
     return f"{int((agreement < 0).sum())} of {len(agreement)} pairs of methods are ordered differently in the paper."
 
 
+def named(row: Row) -> str:
+    """A row's method with its evaluation, if it is not the usual one, and its client."""
+    return _name(row.method, row.evaluation, row.client)
+
+
 def _name(method: str, evaluation: str, client: str) -> str:
     word = f" ({evaluation.replace('_', '-')})" * (evaluation != "personal")
     return method + word + f" on {client}" * bool(client)
@@ -292,6 +297,9 @@ def _ours_text(row: Row, seeds: int) -> str:
     return f"{row.ours.mean * 100:.2f}±{row.spread * 100:.2f}"
 
 
-def _printed(figure: PaperFigure) -> str:
+def printed(row: Row) -> str:
+    """The paper's figure as text."""
+    if not (figure := row.figure):
+        return NONE
     around = "" if figure.spread is None else f"±{figure.spread:.2f}"
     return f"{figure.value:.2f}{around}{'?' * figure.doubtful}"

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import msgspec
 
+from edge_fl import metrics
+from edge_fl.metrics import Summary
 from edge_fl_lab.compare import cell_runs, grid
-from edge_fl_lab.compare.cell_runs import CellResult
+from edge_fl_lab.compare.cell_runs import CellResult, Point
 from edge_fl_server import recipes
 from edge_fl_server.recipes.recipe import with_settings
 from tools.study import paper_tables
@@ -19,7 +21,7 @@ def test_the_page_has_the_tables_of_the_stored_summaries() -> None:
 
 
 def test_every_summary_is_of_a_paper_s_own_setting_apart_from_the_rounds() -> None:
-    shown = {found[2] for found in paper_tables.PLACE.finditer(paper_tables.PAGE.read_text())}
+    shown = {found["recipe"] for found in paper_tables.PLACE.finditer(paper_tables.PAGE.read_text())}
     stored = paper_tables.summaries()
     used = {key for name in shown for key in paper_tables.of_recipe(name, stored)[1]}
     assert {kept.result.key for kept in stored} == used
@@ -58,3 +60,17 @@ def test_a_finished_cell_is_kept_without_its_clients_and_read_back_into_a_table(
         and row[4] == "97.05"
     )
     assert "1 seed; hours: of one core of a processor" in table.notes[-1]
+
+
+def test_round_by_round_the_figures_are_those_of_the_curve_with_the_mean_of_the_paper() -> None:
+    recipe = with_settings(recipes.find("fedcrl-cifar10-dir01"), ["rounds=20"])
+    cell = next(cell for cell in grid.cells(recipe, ["fedrep"]) if cell.label == "fedrep")
+    name = metrics.PERSONAL_BEFORE
+    curve = [
+        Point(round, 1.0, 0, 0, 20, {name: 0.01 * round}, {name: 0.02 * round}) for round in range(1, 21)
+    ]
+    last = {metrics.PERSONAL_AFTER: Summary(0.2, 0.4, 0.1, 0.1, 20)}
+    ran = CellResult(cell.key, cell.label, cell.recipe, curve=curve, last=last)
+    table = paper_tables.by_round("fedcrl-cifar10-dir01", [paper_tables.Kept("a processor", ran)])
+    assert table.headings[-3:] == ["round 18", "round 20", "paper, at its end"]
+    assert table.rows == [["fedrep", *(f"{2 * round:.2f}" for round in range(2, 21, 2)), "90.66±6.28"]]
