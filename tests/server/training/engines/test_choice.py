@@ -135,7 +135,12 @@ def test_progress_names_the_engine_that_is_timed() -> None:
     stages = [count.stage for count in counts]
     assert list(dict.fromkeys(stages))[:2] == ["timing engine sequential", "timing engine vector"]
     for stage in set(stages):
-        assert [count for count in counts if count.stage == stage][-1].over, stage
+        of_stage = [count for count in counts if count.stage == stage]
+        assert of_stage[-1].over, stage
+        assert [count.done for count in of_stage if not count.done], (
+            "shown before the first client has trained"
+        )
+    assert any(0 < count.done < count.of for count in counts), "client by client"
 
 
 def test_a_long_measurement_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
