@@ -67,11 +67,20 @@ def imported(name: str, what: str, error: type[InputError]) -> Any:
         module = importlib.import_module(module_of(name))
         if place.endswith(FILE):
             _require_file(module, Path(place))
-        return attrgetter(attribute)(module)
+        return _attribute(module, attribute)
+    except EdgeFLError:
+        raise
     except Exception as cause:
         missing = isinstance(cause, AttributeError) and not own_line(cause)
         hint = similar(attribute, vars(module)) if missing else ""
         raise error(f"{what} {name!r}: cannot be imported ({described(cause)}){hint}") from cause
+
+
+def _attribute(module: Any, name: str) -> Any:
+    try:
+        return getattr(module, name)  # a module may answer for any name, such as that of a file
+    except AttributeError:
+        return attrgetter(name)(module)  # a class inside another one
 
 
 def module_of(name: str) -> str:
