@@ -37,9 +37,10 @@ HOUR = 3600.0
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A summary: the machine's processor, and the result without the clients' values."""
+    """A summary: the machine's processor, its hours for all training of the cell, and the result without the clients' values."""
 
     processor: str
+    hours: float
     result: CellResult
 
 
@@ -52,7 +53,7 @@ def keep(folder: Path, to: Path = SUMMARIES) -> list[Path]:
     for result in sorted(newest, key=lambda each: each.label):
         if not result.failure:
             measured = [point for point in result.curve if point.means]
-            kept = Kept(_processor(), replace(result, clients={}, highest={}, curve=measured))
+            kept = Kept(_processor(), _hours(result), replace(result, clients={}, highest={}, curve=measured))
             name = re.sub(r"[^a-z0-9.]+", "-", str(Cell(result.label, result.recipe)))
             content = msgspec.json.format(msgspec.json.encode(kept), indent=1).decode() + "\n"
             paths.append(atomic.save(to / f"{name}.json", content, "nothing else was changed"))
@@ -84,7 +85,7 @@ def table(name: str, stored: Sequence[Kept]) -> Table:
     ran = [cell for cell in cells if cell.key in results]
     hours: dict[str, list[float]] = {}
     for cell in ran:
-        hours.setdefault(cell.label, []).append(results[cell.key].seconds / HOUR)
+        hours.setdefault(cell.label, []).append(kept[cell.key].hours)
     notes = [*compared.notes, *_provenance(kept)]
     body = []
     for row, shown in zip(paper.rows_of(name, cells, results), compared.rows, strict=True):
@@ -142,11 +143,17 @@ def _provenance(kept: Mapping[str, Kept]) -> Iterator[str]:
     seeds = len({each.result.recipe.seed for each in every})
     processors = ", ".join(sorted({each.processor for each in every}))
     commits = ", ".join(sorted({each.result.commit[:12] for each in every}))
-    total = sum(each.result.seconds for each in every) / HOUR
+    total = sum(each.hours for each in every)
     yield (
-        f"{seeds} seed{'s' * (seeds != 1)}; hours: of one core of {processors} that also did other work, {total:.1f} in all;"
-        f" commit {commits}."
+        f"{seeds} seed{'s' * (seeds != 1)}; hours: processor time of the clients' training, on one core of {processors}, {total:.1f} in"
+        f" all; commit {commits}."
     )
+
+
+def _hours(result: CellResult) -> float:
+    """Processor hours of all training: how long the cell took in all depends on what else the machine did."""
+    rounds = sum(point.device_seconds * point.clients for point in result.curve)
+    return round((rounds + result.final_seconds * len(result.clients)) / HOUR, 6)
 
 
 def _processor() -> str:

@@ -52,14 +52,15 @@ def test_a_finished_cell_is_kept_without_its_clients_and_read_back_into_a_table(
         recipe=recipe,
         key=next(c.key for c in grid.cells(recipe, ["fedper"]) if c.label == "fedper"),
     )
-    table = paper_tables.table("fedcrc-mnist-dir01", [paper_tables.Kept("a processor", as_printed)])
+    table = paper_tables.table("fedcrc-mnist-dir01", [paper_tables.Kept("a processor", 0.5, as_printed)])
     (row, *_) = table.rows
     assert (
         row[0] == "fedper"
         and row[1] == f"{ran.last['personal.test_acc.after'].mean * 100:.2f}"
         and row[4] == "97.05"
     )
-    assert "1 seed; hours: of one core of a processor" in table.notes[-1]
+    assert row[-1] == "0.50" and "on one core of a processor, 0.5 in all" in table.notes[-1]
+    assert 0 < kept.hours < ran.seconds / 3600
 
 
 def test_round_by_round_the_figures_are_those_of_the_curve_with_the_mean_of_the_paper() -> None:
@@ -71,6 +72,6 @@ def test_round_by_round_the_figures_are_those_of_the_curve_with_the_mean_of_the_
     ]
     last = {metrics.PERSONAL_AFTER: Summary(0.2, 0.4, 0.1, 0.1, 20)}
     ran = CellResult(cell.key, cell.label, cell.recipe, curve=curve, last=last)
-    table = paper_tables.by_round("fedcrl-cifar10-dir01", [paper_tables.Kept("a processor", ran)])
+    table = paper_tables.by_round("fedcrl-cifar10-dir01", [paper_tables.Kept("a processor", 0.5, ran)])
     assert table.headings[-3:] == ["round 18", "round 20", "paper, at its end"]
     assert table.rows == [["fedrep", *(f"{2 * round:.2f}" for round in range(2, 21, 2)), "90.66±6.28"]]
