@@ -34,6 +34,8 @@ from typing import ClassVar
 
 from edge_fl.failures import Failure
 
+NOTHING_RUN, STOPPED = "nothing was run", "the run stopped"
+"""Consequences of an error in a user's own code."""
 MAX_REASON = 200  # characters
 MAX_KNOWN = 32  # names
 

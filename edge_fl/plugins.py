@@ -17,12 +17,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from edge_fl.errors import EdgeFLError, InputError, RunError, brief, similar
+from edge_fl.errors import STOPPED, EdgeFLError, InputError, RunError, brief, similar
 from edge_fl.files.paths import text
 
 MAIN = "__main__"
 FILE = ".py"
-NOTHING_RUN = "nothing was run"
 INSTALLED = {"site-packages", "dist-packages"}
 """Folders of installed packages."""
 
@@ -160,14 +159,14 @@ def blaming(what: str, *names: str) -> Iterator[None]:
     except Exception as error:
         found = [name for name in names if is_own(name)]
         if own_line(error):
-            raise RunError(f"{what}: {described(error)}", "the run stopped") from error
+            raise RunError(f"{what}: {described(error)}", STOPPED) from error
         if not found:
             raise
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{text(Path(last.filename).name)}:{last.lineno}"
         raise RunError(
             f"{what}: {type(error).__name__}: {brief(described(error))} ({place}), probably because of what {' or '.join(found)} returned",
-            "the run stopped",
+            STOPPED,
         ) from error
 
 

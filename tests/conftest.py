@@ -80,6 +80,17 @@ def _long_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     return [*ordered, *others]
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread: sums depend on their number, and a worker has one."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def not_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reset `--quiet` after tests that set it."""

@@ -72,9 +72,14 @@ def with_pinned_weights(model: ModelConfig) -> ModelConfig:
     return msgspec.structs.replace(model, weights=weights.pinned(model.weights, path), train=train)
 
 
+def is_own(model: ModelConfig) -> bool:
+    """Whether a model is the user's own code, not of MODELS and no backbone."""
+    return plugins.is_own(model.name) and not backbones.is_backbone(model.name)
+
+
 def require_usable(model: ModelConfig, input: InputSpec) -> None:
     """Try a model of the user's own before a run, without effect for another one. Raises MethodError for one that no run could use."""
-    if plugins.is_own(model.name) and not backbones.is_backbone(model.name):
+    if is_own(model):
         with seeded(0):
             module = _own(model, input)
         own.require_usable(module, model.name, input, trained=model.train == "all")

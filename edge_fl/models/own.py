@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_fl import modalities, plugins
-from edge_fl.errors import MethodError
+from edge_fl.errors import NOTHING_RUN, MethodError
 from edge_fl.inputs import InputSpec
 from edge_fl.learn.random import seeded
 from edge_fl.models.normalise import normalised
@@ -29,15 +29,15 @@ def require_usable(module: nn.Module, name: str, input: InputSpec, *, trained: b
             with seeded(0), torch.enable_grad():
                 found = module.train(behaviour == "training")(x.clone())
         except Exception as error:
-            raise MethodError(f"{where}: {plugins.described(error)}", plugins.NOTHING_RUN) from error
+            raise MethodError(f"{where}: {plugins.described(error)}", NOTHING_RUN) from error
         if wrong := _wrong(found, module.feature_dim):  # type: ignore[arg-type]
             expected = f"one float32 tensor [{SAMPLES}, {module.feature_dim}], [samples, feature_dim]"
-            raise MethodError(f"{where}: {wrong}, expected {expected}", plugins.NOTHING_RUN)
+            raise MethodError(f"{where}: {wrong}, expected {expected}", NOTHING_RUN)
     if trained and any(t.requires_grad for t in module.parameters()) and not found.requires_grad:
         raise MethodError(
             f"model {name}: its result has no gradient, so nothing would be trained (no_grad, detach or numpy in forward?);"
             ' expected one, or model.train = "none"',
-            plugins.NOTHING_RUN,
+            NOTHING_RUN,
         )
 
 

@@ -2,7 +2,6 @@
 again in the same process; the surrounding program's generator is left as it was.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -39,13 +38,7 @@ METHODS_TRIED = ("fedavg", "fedrep", "ditto", "fedavg+ft")
 NOISY, DROPPING = ModelConfig("tests.noisy:Noisy"), ModelConfig("tests.noisy:Dropping")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums depend on the number of threads, and a worker has one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("model", [NOISY, DROPPING], ids=lambda model: model.name)

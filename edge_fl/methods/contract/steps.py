@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from edge_fl import metrics
-from edge_fl.errors import MethodError, RunError
+from edge_fl.errors import STOPPED, MethodError, RunError
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.aggregation.screening import Screen
@@ -24,7 +24,6 @@ from edge_fl.methods.contract import norm, update_codec
 from edge_fl.methods.contract.method import BatchNorm, Method
 from edge_fl.seeds import seed_for
 
-STOPPED = "the run stopped"
 CURRENT = "current."  # prefix of the current parts in the broadcast of a comparison
 Step = Callable[[Parts, Parts, Batches], tuple[Parts, Parts]]  # (down, own, data) -> (up, own)
 

@@ -168,9 +168,7 @@ def read(cell: Cell, folder: Path, inputs: Mapping[str, str] | None = None) -> C
 
 def read_probe(result: CellResult, folder: Path) -> FeatureProbe | None:
     """Read the features stored with a result, if any."""
-    paths = (_path(folder, result, "npz"), folder / "cells" / f"{result.key}.npz")
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
+    if not (path := _path(folder, result, "npz")).is_file():
         return None
     stored: dict[str, Any] = dict(npz.read(path))
     return FeatureProbe(**{**stored, "clients": tuple(map(str, stored["clients"]))})
@@ -214,7 +212,7 @@ class _Rounds:
 
 
 def _stored(folder: Path, key: str) -> list[Path]:
-    """The results of a cell, newest first; before the inputs were part of their names, a cell had one, `<key>.json`."""
+    """The results of a cell, newest first."""
     cells = folder / "cells"
     try:
         names = [entry for entry in cells.iterdir() if entry.suffix == ".json"]
@@ -228,7 +226,7 @@ def _stored(folder: Path, key: str) -> list[Path]:
         raise InputError(
             f"{text(cells)}: cannot be read ({error}); expected a folder with the cells of a comparison"
         ) from error
-    found = [path for path in names if path.stem.partition("-")[0] == key]
+    found = [path for path in names if path.name.startswith(f"{key}-")]
     return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 
-from edge_fl import plugins
+from edge_fl import models, plugins
 from edge_fl.errors import MethodError
 from edge_fl.methods import METHODS
 from edge_fl.methods.contract import steps
-from edge_fl.models import backbones
 from edge_fl_server.orchestrate.execution import RunSetup
 
 
@@ -21,7 +20,7 @@ def require_exported(setup: RunSetup) -> None:
 
 def export_obstacle(setup: RunSetup) -> str:
     """Why a model of the user's own cannot be exported as ONNX; empty for one that can, and for others, which tests export."""
-    if not (_own_model(setup) and setup.method.exports):
+    if not (models.is_own(setup.spec.model) and setup.method.exports):
         return ""
     from edge_fl_server.release import export
 
@@ -47,11 +46,7 @@ def not_built_in(setup: RunSetup) -> str:
         return ""
     method = setup.spec.method.name
     own = [f"method {method}"] if method.removesuffix("+ft") not in METHODS else []
-    return ", ".join(own + [f"model {setup.spec.model.name}"] * _own_model(setup))
-
-
-def _own_model(setup: RunSetup) -> bool:
-    return plugins.is_own(setup.spec.model.name) and not backbones.is_backbone(setup.spec.model.name)
+    return ", ".join(own + [f"model {setup.spec.model.name}"] * models.is_own(setup.spec.model))
 
 
 @contextmanager

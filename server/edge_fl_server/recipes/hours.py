@@ -88,9 +88,7 @@ def of_cell(recipe: Recipe, method: str) -> float | None:
     if not (of_method and of_network and samples and recipe.source == "simulated") or recipe.data.split:
         return None
     trained, tested = _samples(recipe.data, samples)
-    cohort = recipe.cohort
-    lowest = cohort.participation_from or cohort.participation
-    share = (lowest + cohort.participation) / 2
+    share = recipe.cohort.mean_participation
     epochs, head_epochs = _epochs(recipe, method, of_method.head_epochs)
     passes = of_method.train * epochs + of_method.head * head_epochs
     train = of_network.train * passes * trained * share

@@ -75,6 +75,12 @@ class CohortConfig(Struct, frozen=True, forbid_unknown_fields=True):
     slow_training: Annotated[float, Meta(ge=0, le=1)] = 0.0
     slow_sending: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
+    @property
+    def mean_participation(self) -> float:
+        """Share of the clients that a round selects, on average over the rounds."""
+        least = min(self.participation_from or self.participation, self.participation)
+        return (least + self.participation) / 2
+
     def __post_init__(self) -> None:
         if self.drop_out + self.quorum > 1 + 1e-9:
             raise ValueError(

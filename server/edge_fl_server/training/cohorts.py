@@ -23,8 +23,7 @@ def goal(clients: int, cohort: CohortConfig, seed: int, round: int) -> int:
 
 def trains_everyone_in(cohort: CohortConfig, round: int) -> bool:
     """Whether a method that trains everyone does so in this round: as often as a client is drawn on average, first in round 1."""
-    least = cohort.participation_from or cohort.participation
-    share = (cohort.participation + least) / 2
+    share = cohort.mean_participation
     return round_up(round * share) > round_up((round - 1) * share)
 
 

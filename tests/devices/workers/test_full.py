@@ -1,6 +1,5 @@
 """A full device trains exactly as the simulation does, and never sends its personal parts."""
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,12 +72,7 @@ def samples(count: int, seed: int) -> Samples:
 DATA = ClientData(samples(11, 0), samples(3, 1), samples(6, 2))
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def worker(folder: Path, data: ClientData = DATA) -> FullWorker:

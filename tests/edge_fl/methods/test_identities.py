@@ -1,11 +1,9 @@
 """Pairs of methods that must be bit-identical with equal seeds and cohorts (docs/methods-formulas.md, "Numbers that tests check")."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
-import torch
 
 from edge_fl.learn import tree
 from edge_fl.learn.network.part import Net
@@ -17,12 +15,7 @@ ROUNDS = 3
 WHOLE = ("extractor", "head")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def ran(name: str, on: Net | None = None, rounds: int = ROUNDS, **options: Any) -> toy.Federation:

@@ -68,9 +68,7 @@ class RoundTime(NamedTuple):
 def cohort_sizes(plan: Plan, store: ClientStore) -> list[int]:
     """Batches of the clients of an average cohort: evenly spaced in the order of their sizes."""
     everyone = sorted(batches(store).values())
-    highest = plan.cohort.participation
-    share = (min(plan.cohort.participation_from or highest, highest) + highest) / 2
-    count = max(int(share * len(everyone)), 1)
+    count = max(int(plan.cohort.mean_participation * len(everyone)), 1)
     return [everyone[int((place + 0.5) * len(everyone) / count)] for place in range(count)]
 
 
@@ -278,7 +276,7 @@ def choose(
 ) -> EngineTiming:
     """Choose an engine: on a CPU by a measurement, on another device `vector` if the method allows it.
 
-    `report` is told about a measurement that takes long, `watch` receives its progress.
+    `report` receives a line if the measurement takes long, `watch` its progress.
     """
     load = os.getloadavg()[0]
     engine, reason, threads = "", "", torch.get_num_threads()

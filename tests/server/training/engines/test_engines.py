@@ -6,7 +6,7 @@ FedCRL adds dropout, RepPer and DualFed augmentation.
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -52,13 +52,7 @@ Leaves = dict[tuple[str, ...], torch.Tensor]
 Metrics = Mapping[str, Mapping[str, float]]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sums depend on the number of threads, and a worker has one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def store(
